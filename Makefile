@@ -1,0 +1,50 @@
+# Two commands from a fresh machine: `make run` and `make test`. `make` alone lists all.
+
+PYTHON ?= python3
+MODEL ?= smollm2-135m
+BACKENDS ?= cpu
+VENV := .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.setup-done
+
+# llama-cpp-python is built from source with these flags, unless pip finds a ready wheel where the person's settings say.
+BUILD_ENV := CMAKE_ARGS="-DCMAKE_PROJECT_INCLUDE=$(CURDIR)/build/llama_cpp.cmake $(CMAKE_ARGS)" SLOTFILE_BACKENDS=$(BACKENDS)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup exe model run test lint clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: $(SETUP) ## make .venv with all that building and testing need
+
+$(SETUP): pyproject.toml build/llama_cpp.cmake
+	@sh build/check_tools.sh $(PYTHON)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the libraries; llama.cpp is compiled unless a ready wheel is found, which takes some minutes"
+	$(BUILD_ENV) CMAKE_BUILD_PARALLEL_LEVEL=$${CMAKE_BUILD_PARALLEL_LEVEL:-$$(getconf _NPROCESSORS_ONLN)} \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,build]'
+	@touch $@
+
+exe: $(SETUP) ## build dist/MODEL, one file that runs (MODEL=smollm2-135m BACKENDS=cpu)
+	$(BIN)/python -m build.executable $(MODEL) --backends $(BACKENDS)
+
+model: $(SETUP) ## download and verify a model (MODEL=smollm2-135m)
+	$(BIN)/python -m build.executable $(MODEL) --fetch-only
+
+run: exe ## set up, build and start: the terminal chat, the web page and the endpoint
+	dist/$(MODEL)
+
+test: $(SETUP) ## run all tests, on the real models and the built executable
+	$(BIN)/python -m build.executable gemma3-270m --fetch-only
+	$(BIN)/python -m build.executable smollm2-135m --backends cpu
+	$(BIN)/python -m pytest
+
+lint: $(SETUP) ## ruff and mypy
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+
+clean: ## remove what was built and downloaded
+	rm -rf $(VENV) .cache dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,78 @@
+"""What of the libraries goes into the executable, and what stays out."""
+
+import importlib.util
+import zlib
+from pathlib import Path
+from typing import Final
+
+from runner.bundle.cpu_library import PREFIX, SUFFIX
+from runner.errors import ConfigError
+
+# Packages that something names in passing and the program never imports at run time.
+FOREIGN: Final = """
+    numpy diskcache pydantic pydantic_core annotated_types typing_inspection mypy mypy_extensions librt ast_serialize
+    hypothesis sortedcontainers pygments brotli brotlicffi aiodns pycares uvloop gunicorn twisted IPython ipywidgets babel
+    setuptools pkg_resources pip
+"""
+
+# The standard library's share of the same. (`ssl` is no such module: prometheus_client imports it on sight.)
+# PyInstaller's run-time hook for `multiprocessing` would cost 20 ms at every start.
+UNUSED: Final = """
+    tkinter _tkinter sqlite3 curses _curses _curses_panel readline pydoc doctest unittest lib2to3 distutils xmlrpc test ensurepip
+    idlelib turtle pdb multiprocessing _multiprocessing _posixshmem lzma _lzma bz2 _bz2 _uuid zoneinfo _zoneinfo _pydecimal
+    ftplib _testcapi
+"""
+
+# llama-cpp-python beyond its low-level binding, which imports none of it.
+BINDING: Final = """
+    llama llama_cache llama_chat_format llama_cpp_ext llama_grammar llama_speculative llama_tokenizer llama_types llava_cpp mtmd_cpp
+    server _ggml _internals _logger _utils
+"""
+
+EXCLUDED: Final = [*FOREIGN.split(), *UNUSED.split(), *(f"llama_cpp.{name}" for name in BINDING.split())]
+
+# Run-time hooks of PyInstaller for what this program does not do: reading sources, and walking packages.
+UNUSED_HOOKS: Final = ("pyi_rth_inspect", "pyi_rth_pkgutil")
+
+# libllama is opened by its plain name; the others are found by the names that it is linked to.
+LIBRARY_DIR: Final = "llama_cpp/lib"
+NEEDED_LIBRARIES: Final = ("libllama.so", "libggml.so.0", "libggml-base.so.0")
+
+
+def wanted(name: str, source: str | None, libraries: list[Path]) -> bool:
+    """Whether a file that PyInstaller found is needed. Of llama.cpp's libraries only the chosen ones are, each once.
+
+    The CPU variants are seen by PyInstaller for what they are linked to, and go in by `compressed_variants`.
+    """
+    if name.startswith(("llama_cpp/lib/", "libggml", "libllama")):
+        names = {f"{LIBRARY_DIR}/{path.name}" for path in libraries if not path.name.startswith(PREFIX)}
+        return name in names and source is not None and Path(source) in libraries
+    return ".dist-info/" not in name and not name.endswith((".pyi", ".h", "/py.typed", ".c"))
+
+
+def llama_libraries(backends: list[str]) -> list[Path]:
+    """One copy of each library: what libllama needs, every CPU variant, and the other back ends that were asked for. Raises ConfigError."""
+    spec = importlib.util.find_spec("llama_cpp")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    directory = Path(spec.submodule_search_locations[0]) / "lib"
+    found = [directory / name for name in NEEDED_LIBRARIES]
+    for backend in backends:
+        of_backend = sorted(directory.glob(f"libggml-{backend}*.so"))
+        if not of_backend:
+            raise ConfigError(
+                f"The installed llama-cpp-python has no back end {backend!r}", hint="make clean exe BACKENDS=… builds one that has"
+            )
+        found += of_backend
+    return found
+
+
+def compressed_variants(libraries: list[Path], work: Path) -> list[tuple[str, str, str]]:
+    """The CPU variants as runner/bundle/cpu_library.py reads them. ZIPFILE: PyInstaller copies such a file as it is."""
+    entries = []
+    for path in libraries:
+        if path.name.startswith(PREFIX):
+            packed = work / (path.name.removesuffix(".so") + SUFFIX)
+            packed.write_bytes(zlib.compress(path.read_bytes(), 9))
+            entries.append((f"{LIBRARY_DIR}/{packed.name}", str(packed), "ZIPFILE"))
+    return entries

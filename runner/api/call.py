@@ -1,0 +1,145 @@
+"""One HTTP request's sequences with the engine, from the first submit to the last end."""
+
+import asyncio
+from collections.abc import Callable
+
+from runner.errors import RequestCancelled, RunnerError
+from runner.serving.client import EngineClient
+from runner.serving.protocol import Finished, Submit
+
+
+class Choice:
+    """The sink of one sequence. `emit` takes its text: a list's `append` at first, a stream's writer once that is open."""
+
+    __slots__ = ("_call", "emit", "error", "finished", "index", "is_accepted", "n_completion", "n_prompt", "request_id", "texts")
+
+    def __init__(self, call: "Call", index: int, request_id: str) -> None:
+        self._call = call
+        self.index = index
+        self.request_id = request_id
+        self.texts: list[str] = []
+        self.emit: Callable[[str], None] = self.texts.append
+        self.is_accepted = False
+        self.n_prompt = 0
+        self.n_completion = 0
+        self.finished: Finished | None = None
+        self.error: RunnerError | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the engine has said its last word."""
+        return self.finished is not None or self.error is not None
+
+    def on_accepted(self, n_prompt: int) -> None:
+        """See `Sink`."""
+        self.n_prompt = n_prompt
+        self.is_accepted = True
+        self._call.choice_accepted()
+
+    def on_text(self, text: str, n_tokens: int) -> None:
+        """See `Sink`."""
+        self.n_completion += n_tokens
+        if text:
+            self.emit(text)
+
+    def on_finished(self, finished: Finished) -> None:
+        """See `Sink`."""
+        self.finished = finished
+        self._call.choice_over(self)
+
+    def on_failed(self, error: RunnerError) -> None:
+        """See `Sink`."""
+        self.error = error
+        self._call.choice_over(self)
+
+
+class Call:
+    """Several sequences that succeed or fail together. The first error ends the others.
+
+    Two instants can be waited for: `accepted` (every prompt fits, from here on a failure cannot change the status) and
+    `done`. Both raise the call's error. `on_choice_over` and `when_over` serve metrics and log: they run after the engine's last
+    word, which may come later than the end of the HTTP request.
+    """
+
+    def __init__(self, client: EngineClient, on_choice_over: Callable[[Choice], None]) -> None:
+        self._client = client
+        self._on_choice_over = on_choice_over
+        self._after: list[Callable[[], None]] = []
+        self._accepted = asyncio.Event()
+        self._done = asyncio.Event()
+        self.choices: list[Choice] = []
+        self.on_choice_end: Callable[[Choice], None] | None = None
+        self.error: RunnerError | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of this call is with the engine any more."""
+        return all(choice.is_over for choice in self.choices)
+
+    def start(self, submits: list[Submit]) -> None:
+        """Hand all sequences to the engine. Raises what `EngineClient.submit` raises, with nothing left running."""
+        self.choices = [Choice(self, index, submit.request_id) for index, submit in enumerate(submits)]
+        for choice, submit in zip(self.choices, submits, strict=True):
+            try:
+                self._client.submit(submit, choice)
+            except RunnerError as error:
+                choice.on_failed(error)
+                for later in self.choices[choice.index + 1 :]:
+                    later.on_failed(error)
+                return
+
+    async def accepted(self) -> None:
+        """Wait until every prompt is known to fit. Raises the call's error."""
+        await self._accepted.wait()
+        self._raise()
+
+    async def done(self) -> None:
+        """Wait for the last choice's end. Raises the call's error."""
+        await self._done.wait()
+        self._raise()
+
+    def fail(self, error: RunnerError) -> None:
+        """End the call with an error; its sequences are taken back from the engine."""
+        if self.error is None and not self._done.is_set():
+            self.error = error
+        self._accepted.set()
+        self._done.set()
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Take back what the engine still has."""
+        for choice in self.choices:
+            if not choice.is_over:
+                self._client.cancel(choice.request_id)
+
+    def when_over(self, action: Callable[[], None]) -> None:
+        """Run `action` after the engine's last word: now, if that was said."""
+        if self.is_over:
+            action()
+        else:
+            self._after.append(action)
+
+    def choice_accepted(self) -> None:
+        """One more prompt fits (the choices call this)."""
+        if all(choice.is_accepted or choice.is_over for choice in self.choices):
+            self._accepted.set()
+
+    def choice_over(self, choice: Choice) -> None:
+        """One more sequence has ended (the choices call this)."""
+        self._on_choice_over(choice)
+        if choice.error is not None:
+            self.fail(choice.error)
+        elif choice.finished is not None and choice.finished.reason == "cancelled":
+            self.fail(RequestCancelled("The request was cancelled"))
+        elif self.on_choice_end is not None and self.error is None:
+            self.on_choice_end(choice)
+        self.choice_accepted()
+        if self.is_over:
+            self._done.set()
+            for action in self._after:
+                action()
+            self._after.clear()
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise self.error

@@ -1,0 +1,1 @@
+"""The commands: one file each. Assembles what the layers below offer."""

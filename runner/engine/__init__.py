@@ -1,0 +1,1 @@
+"""Decides. Pure: no llama_cpp, no asyncio, no threads, no clock, no randomness, no I/O. Time comes in as `now`."""

@@ -1,0 +1,77 @@
+"""One step's work as a value."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from runner.engine.kv import KvOp
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive tokens of one slot: a single one while it decodes, a piece of the prompt while it prefills.
+
+    `tokens[i]` gets the cell at position `pos + i`. Where `has_logits`, the last token's logits are sampled from.
+    """
+
+    slot_id: int
+    pos: int
+    tokens: Sequence[int]
+    has_logits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What to do with the cells, then which rows to decode, in ascending slot id. No chunks: nothing to compute until `wake_at`."""
+
+    kv_ops: tuple[KvOp, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    wake_at: float | None = None
+
+    @property
+    def n_rows(self) -> int:
+        """Tokens in the batch."""
+        return sum(len(chunk.tokens) for chunk in self.chunks)
+
+    @property
+    def n_outputs(self) -> int:
+        """Rows whose logits are sampled from."""
+        return sum(chunk.has_logits for chunk in self.chunks)
+
+    @property
+    def n_passes(self) -> int:
+        """How often llama.cpp goes over the weights for this batch (see `count_passes`)."""
+        return count_passes([(chunk.slot_id, len(chunk.tokens)) for chunk in self.chunks])
+
+
+def count_passes(rows: Sequence[tuple[int, int]]) -> int:
+    """Passes (ubatches) for (slot id, number of tokens) in batch order, in partitioned mode.
+
+    The rule of `llama_batch_allocr::split_equal(sequential=true)` in llama-batch.cpp: a pass starts with the first slot that
+    has tokens left, takes each following one whose id is the next number, and goes as deep as the shortest of them.
+    """
+    left = [[slot_id, n] for slot_id, n in rows]
+    passes = 0
+    while left:
+        group = [left[0]]
+        for entry in left[1:]:
+            if entry[0] == group[-1][0] + 1:
+                group.append(entry)
+        depth = min(entry[1] for entry in group)
+        for entry in group:
+            entry[1] -= depth
+        left = [entry for entry in left if entry[1] > 0]
+        passes += 1
+    return passes
+
+
+class Outcome(Enum):
+    """What llama_decode answered, in its own terms.
+
+    DONE: all rows have their cells. NO_ROOM and INVALID: nothing changed. BROKEN (aborted or fatal): some cells may exist.
+    """
+
+    DONE = "done"
+    NO_ROOM = "no room"
+    INVALID = "invalid"
+    BROKEN = "broken"

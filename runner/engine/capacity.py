@@ -1,0 +1,78 @@
+"""How many slots of which size fit the memory of this machine."""
+
+from dataclasses import dataclass
+
+from runner.errors import ConfigError
+
+DEFAULT_SLOTS = 4
+DEFAULT_CTX = 4096
+SMALLEST_DEFAULT_CTX = 512
+# llama.cpp allocates cells in multiples of this.
+CTX_MULTIPLE = 256
+# What the KV cells may take of the memory that is left beside the weights, when we choose.
+CHOSEN_SHARE = 0.5
+# Compute buffers and the program itself.
+RESERVE_BYTES = 192 * 1024 * 1024
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """`n_slots` slots of `n_ctx_slot` tokens; `notes` say what was chosen and why."""
+
+    n_slots: int
+    n_ctx_slot: int
+    kv_bytes: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the person who starts the program asked for; None: choose."""
+
+    n_slots: int | None
+    n_ctx_slot: int | None
+
+
+def padded(n_ctx: int) -> int:
+    """Cells that llama.cpp allocates for a slot of `n_ctx` tokens."""
+    return -(-n_ctx // CTX_MULTIPLE) * CTX_MULTIPLE
+
+
+def choose_capacity(wanted: Wanted, *, n_ctx_train: int, cell_bytes: int, weights_bytes: int, memory_bytes: int) -> Capacity:
+    """Fit slots and context into `memory_bytes`. What was asked for is never made smaller: it fits or ConfigError says why not.
+
+    `cell_bytes` is K and V of one token over all layers; `memory_bytes` is what is free where the cells will lie.
+    """
+    room = memory_bytes - weights_bytes - RESERVE_BYTES
+    train = n_ctx_train or DEFAULT_CTX
+    n_slots = wanted.n_slots or DEFAULT_SLOTS
+    n_ctx = wanted.n_ctx_slot or min(DEFAULT_CTX, train)
+    notes: list[str] = []
+    if wanted.n_ctx_slot is None:
+        while n_ctx > SMALLEST_DEFAULT_CTX and n_slots * padded(n_ctx) * cell_bytes > room * CHOSEN_SHARE:
+            n_ctx = max(SMALLEST_DEFAULT_CTX, n_ctx // 2)
+    if wanted.n_slots is None:
+        while n_slots > 1 and n_slots * padded(n_ctx) * cell_bytes > room * CHOSEN_SHARE:
+            n_slots -= 1
+    kv_bytes = n_slots * padded(n_ctx) * cell_bytes
+    if kv_bytes > max(0, room):
+        raise ConfigError(
+            f"{n_slots} slots of {n_ctx:,} tokens need {kv_bytes // MIB:,} MiB for the KV cache beside {weights_bytes // MIB:,} MiB of "
+            f"weights, and {max(0, memory_bytes) // MIB:,} MiB of memory are free",
+            hint=f"--slots {max(1, n_slots // 2)} --ctx {max(CTX_MULTIPLE, n_ctx // 2)}",
+        )
+    if wanted.n_ctx_slot is None:
+        why = (
+            "the model was trained on no more"
+            if n_ctx == train
+            else "memory holds no more"
+            if n_ctx < DEFAULT_CTX
+            else "raise it with --ctx"
+        )
+        notes.append(f"{n_ctx:,} tokens a slot were chosen ({why})")
+    elif n_ctx > train:
+        notes.append(f"--ctx {n_ctx:,} is more than the {train:,} tokens the model was trained on: answers may degrade")
+    if wanted.n_slots is None:
+        notes.append(f"{n_slots} slots were chosen ({'memory holds no more' if n_slots < DEFAULT_SLOTS else 'raise it with --slots'})")
+    return Capacity(n_slots, n_ctx, kv_bytes, tuple(notes))

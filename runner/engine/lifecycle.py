@@ -1,0 +1,33 @@
+"""The states of a sequence and the only transitions between them."""
+
+from enum import Enum, StrEnum
+from typing import Final
+
+
+class State(Enum):
+    """Where a sequence is. A slot is held in PREFILL and DECODE and nowhere else."""
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+class Reason(StrEnum):
+    """Why a sequence ended. STOP and LENGTH are the `finish_reason` of the wire, the others end in an error or nothing."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+TRANSITIONS: Final[frozenset[tuple[State, State]]] = frozenset(
+    {
+        (State.QUEUED, State.PREFILL),
+        (State.QUEUED, State.FINISHED),
+        (State.PREFILL, State.DECODE),
+        (State.PREFILL, State.FINISHED),
+        (State.DECODE, State.FINISHED),
+    }
+)

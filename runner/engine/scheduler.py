@@ -1,0 +1,290 @@
+"""Decides what each step computes.
+
+A step is either one token for every decoding sequence, or one chunk of one prompt. They take turns, so a stream waits for
+at most one chunk, whose size the budget chooses. They are never mixed: in partitioned mode llama.cpp would split them into
+the same passes, and chain a chunk with its decoding neighbours so that those pay for the longer context (docs/decisions).
+
+Life of a sequence: `add` -> waiting -> placed into a slot -> prompt chunks -> one token a step -> ended, the slot is free
+and keeps its cells as a prefix cache. `cancel` ends it at any stage. `plan` decides and `commit` books what became true:
+an uncommitted plan has changed no token list.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+from runner.engine.backend import Vocabulary
+from runner.engine.batch import BatchPlan, Chunk, Outcome
+from runner.engine.budget import PromptBudget
+from runner.engine.kv import KvOp, Swap, Trim
+from runner.engine.layout import Mover, Weights, closing_swap
+from runner.engine.lifecycle import Reason, State
+from runner.engine.sequence import Sequence
+from runner.engine.slots import Slot, SlotPool
+
+# A batch that failed is tried again once; a sequence that was in two such batches is given up.
+MAX_FAULTS = 2
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step brought: text per sequence, sequences that ended, sequences that failed and why."""
+
+    texts: list[tuple[Sequence, str]] = field(default_factory=list)
+    ended: list[Sequence] = field(default_factory=list)
+    failed: list[tuple[Sequence, str]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.texts or self.ended or self.failed)
+
+
+class Scheduler:
+    """All sequences of one engine. Pure: driven by `add`, `cancel`, `plan` and `commit` with the time as an argument."""
+
+    def __init__(self, pool: SlotPool, vocabulary: Vocabulary, budget: PromptBudget, weights: Weights) -> None:
+        self.pool = pool
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._vocabulary = vocabulary
+        self._budget = budget
+        self._weights = weights
+        self._placed: list[Sequence] = []
+        self._prompt_is_due = False
+        self._solo: deque[int] = deque()
+        self._repairs: dict[int, Trim] = {}
+        self._planned_at = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.waiting or self.running)
+
+    @property
+    def longest_step_s(self) -> float | None:
+        """What the slowest step should take, in seconds; None before anything was measured."""
+        return self._budget.longest_step_s
+
+    # -- arrivals and departures ---------------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a sequence at the end of the queue."""
+        assert sequence.state is State.QUEUED
+        self.waiting.append(sequence)
+
+    def cancel(self, request_id: str, now: float) -> Sequence | None:
+        """End a sequence at whatever stage it is; None where it is not here (any more)."""
+        for sequence in (*self.waiting, *self.running):
+            if sequence.request_id == request_id:
+                self._end(sequence, Reason.CANCELLED, now)
+                return sequence
+        return None
+
+    # -- planning ------------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> BatchPlan:
+        """Place waiting sequences, close a gap between slots, then choose this step's rows."""
+        self._planned_at = now
+        ops: list[KvOp] = list(self._repairs.values())
+        ops += self._place_waiting(now)
+        if self._solo:
+            return BatchPlan(tuple(ops), self._solo_chunk())
+        decoding = [s for s in self.running if s.state is State.DECODE]
+        prefilling = [s for s in self.running if s.state is State.PREFILL]
+        if prefilling and (self._prompt_is_due or not decoding):
+            chunks: tuple[Chunk, ...] = (self._prompt_chunk(prefilling[0], others_decode=bool(decoding)),)
+        elif decoding:
+            ops += self._close_a_gap(decoding)
+            chunks = tuple(sorted(map(self._decode_chunk, decoding), key=_by_slot))
+        else:
+            chunks = ()
+        return BatchPlan(tuple(ops), chunks)
+
+    def take_placed(self) -> list[Sequence]:
+        """The sequences that got a slot since the last call: each needs a sampler chain before its first logits."""
+        placed, self._placed = self._placed, []
+        return placed
+
+    def without(self, plan: BatchPlan, refused: Iterable[KvOp]) -> BatchPlan:
+        """Take back what rested on cells that the cache would not give: those sequences compute them in a later step."""
+        emptied = set()
+        for op in refused:
+            match op:
+                case Trim(slot_id):
+                    emptied.add(slot_id)
+                    self._forget_cells(self.pool[slot_id])
+                case Swap(source, target):
+                    emptied |= {source, target}
+                    self._forget_cells(self.pool[source])
+                    self._forget_cells(self.pool[target])
+        return replace(plan, kv_ops=(), chunks=tuple(chunk for chunk in plan.chunks if chunk.slot_id not in emptied))
+
+    def _place_waiting(self, now: float) -> list[KvOp]:
+        ops: list[KvOp] = []
+        while self.waiting and self.pool.has_free:
+            sequence = self.waiting[0]
+            placement = self.pool.place(sequence.prompt, may_reuse=sequence.cache_prompt, now=now)
+            assert placement is not None
+            self.waiting.popleft()
+            slot, keep = placement.slot, placement.keep
+            if keep < len(slot.tokens):
+                ops.append(Trim(slot.slot_id, keep))
+                del slot.tokens[keep:]
+            self.pool.bind(slot, sequence)
+            sequence.n_cached = keep
+            sequence.times.admitted_at = now
+            sequence.move_to(State.PREFILL)
+            self.running.append(sequence)
+            self._placed.append(sequence)
+        return ops
+
+    def _close_a_gap(self, decoding: list[Sequence]) -> list[KvOp]:
+        movers = {s.slot_id: Mover(len(self._slot_of(s).tokens), s.max_tokens - s.n_generated) for s in decoding if s.slot_id is not None}
+        busy = {slot.slot_id for slot in self.pool.slots if not slot.is_free}
+        if len(busy) == len(self.pool.slots) or max(busy) - min(busy) < len(busy):
+            return []
+        free = {slot.slot_id: len(slot.tokens) for slot in self.pool.slots if slot.is_free}
+        swap = closing_swap(movers, busy, free, self._weights)
+        if swap is None:
+            return []
+        self.pool.exchange(self.pool[swap.source], self.pool[swap.target])
+        return [swap]
+
+    def _forget_cells(self, slot: Slot) -> None:
+        slot.tokens = []
+        sequence = slot.sequence
+        if sequence is None:
+            return
+        sequence.n_cached = 0
+        if sequence.state is State.DECODE:
+            sequence.n_faults = MAX_FAULTS  # its generated tokens are gone from the cells: the next commit gives it up
+
+    def _prompt_chunk(self, sequence: Sequence, *, others_decode: bool) -> Chunk:
+        slot = self._slot_of(sequence)
+        pos = len(slot.tokens)
+        end = min(len(sequence.prompt), pos + self._budget.n_rows(others_decode=others_decode))
+        return Chunk(slot.slot_id, pos, sequence.prompt[pos:end], has_logits=end == len(sequence.prompt))
+
+    def _decode_chunk(self, sequence: Sequence) -> Chunk:
+        slot = self._slot_of(sequence)
+        assert sequence.pending is not None
+        return Chunk(slot.slot_id, len(slot.tokens), (sequence.pending,), has_logits=True)
+
+    def _solo_chunk(self) -> tuple[Chunk, ...]:
+        """One chunk alone: some row of a batch was refused, and this finds out whose."""
+        while self._solo:
+            sequence = self.pool[self._solo[0]].sequence
+            if sequence is not None:
+                if sequence.state is State.DECODE:
+                    return (self._decode_chunk(sequence),)
+                return (self._prompt_chunk(sequence, others_decode=True),)
+            self._solo.popleft()
+        return ()
+
+    # -- booking -------------------------------------------------------------------------------------------------------
+
+    def commit(
+        self, plan: BatchPlan, outcome: Outcome, sampled: Seq[int], now: float, cells: Mapping[int, int] | None = None
+    ) -> StepResult:
+        """Book what the step made true. `cells` tells, after BROKEN, how many cells each slot of the plan really has."""
+        self._repairs.clear()
+        result = StepResult()
+        self._give_up_hopeless(result, now)
+        match outcome:
+            case Outcome.DONE:
+                self._learn(plan, now - self._planned_at)
+                self._book(plan, sampled, now, result)
+            case Outcome.INVALID if len(plan.chunks) > 1 and not self._solo:
+                self._solo.extend(chunk.slot_id for chunk in plan.chunks)
+            case Outcome.INVALID | Outcome.NO_ROOM:
+                self._fail(plan.chunks[-1], f"llama.cpp refused the batch ({outcome.value})", result, now)
+            case Outcome.BROKEN:
+                assert cells is not None
+                self._repair(plan, cells, result, now)
+        return result
+
+    def _learn(self, plan: BatchPlan, seconds: float) -> None:
+        if not plan.chunks:
+            return
+        is_prompt = self._is_prompt(plan)
+        self._prompt_is_due = not is_prompt
+        if is_prompt:
+            self._budget.learn_prompt(plan.n_rows, seconds)
+        elif not plan.kv_ops:
+            self._budget.learn_decode(seconds)
+
+    def _is_prompt(self, plan: BatchPlan) -> bool:
+        sequence = self.pool[plan.chunks[0].slot_id].sequence
+        return sequence is not None and sequence.state is State.PREFILL
+
+    def _book(self, plan: BatchPlan, sampled: Seq[int], now: float, result: StepResult) -> None:
+        tokens = iter(sampled)
+        for chunk in plan.chunks:
+            slot = self.pool[chunk.slot_id]
+            assert chunk.pos == len(slot.tokens), f"slot {slot.slot_id}: a chunk at {chunk.pos}, {len(slot.tokens)} cells"
+            slot.tokens.extend(chunk.tokens)
+            token = next(tokens) if chunk.has_logits else None
+            if self._solo and self._solo[0] == chunk.slot_id:
+                self._solo.popleft()
+            if slot.sequence is not None and token is not None:
+                self._accept(slot.sequence, token, now, result)
+        assert next(tokens, None) is None
+
+    def _accept(self, sequence: Sequence, token: int, now: float, result: StepResult) -> None:
+        if sequence.state is State.PREFILL:
+            sequence.move_to(State.DECODE)
+            sequence.times.first_token_at = now
+        text = sequence.accept(token, self._vocabulary.piece(token), is_eog=self._vocabulary.is_eog(token))
+        result.texts.append((sequence, text))
+        if sequence.reason is not None:
+            self._end(sequence, sequence.reason, now)
+            result.ended.append(sequence)
+
+    def _repair(self, plan: BatchPlan, cells: Mapping[int, int], result: StepResult, now: float) -> None:
+        for chunk in plan.chunks:
+            slot = self.pool[chunk.slot_id]
+            keep = min(len(slot.tokens), cells[chunk.slot_id])
+            is_short = keep < len(slot.tokens)
+            del slot.tokens[keep:]
+            self._repairs[slot.slot_id] = Trim(slot.slot_id, keep)
+            sequence = slot.sequence
+            if sequence is None:
+                continue
+            sequence.n_faults += 1
+            if sequence.n_faults >= MAX_FAULTS or (is_short and sequence.state is State.DECODE):
+                self._fail(chunk, "llama.cpp could not compute the batch", result, now)
+
+    def _give_up_hopeless(self, result: StepResult, now: float) -> None:
+        for sequence in [s for s in self.running if s.n_faults >= MAX_FAULTS]:
+            self._end(sequence, Reason.ERROR, now)
+            result.failed.append((sequence, "The slot's cells were lost"))
+
+    def _fail(self, chunk: Chunk, why: str, result: StepResult, now: float) -> None:
+        """End the chunk's sequence with an error and empty its slot: what lies in its cells is not certain any more."""
+        slot = self.pool[chunk.slot_id]
+        sequence = slot.sequence
+        assert sequence is not None
+        self._end(sequence, Reason.ERROR, now)
+        result.failed.append((sequence, why))
+        slot.tokens = []
+        self._repairs[slot.slot_id] = Trim(slot.slot_id, 0)
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def _end(self, sequence: Sequence, reason: Reason, now: float) -> None:
+        sequence.reason = reason
+        sequence.times.finished_at = now
+        if sequence.state is State.QUEUED:
+            self.waiting.remove(sequence)
+        else:
+            self.running.remove(sequence)
+            self.pool.release(self._slot_of(sequence), now)
+        sequence.move_to(State.FINISHED)
+
+    def _slot_of(self, sequence: Sequence) -> Slot:
+        assert sequence.slot_id is not None
+        return self.pool[sequence.slot_id]
+
+
+def _by_slot(chunk: Chunk) -> int:
+    return chunk.slot_id

@@ -1,0 +1,81 @@
+"""One generation inside the engine."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from runner.engine.detokenizer import Utf8Assembler
+from runner.engine.lifecycle import TRANSITIONS, Reason, State
+from runner.engine.sampling import SamplingParams
+from runner.engine.stops import StopMatcher
+
+
+@dataclass(slots=True)
+class Times:
+    """Monotonic instants; 0.0 means: not reached."""
+
+    arrived_at: float = 0.0
+    prepared_at: float = 0.0
+    admitted_at: float = 0.0
+    first_token_at: float = 0.0
+    finished_at: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A prompt, how to continue it, and how far that has come.
+
+    Only the scheduler moves `state` and `slot_id`. `pending` is the sampled token whose cell does not exist yet: the next
+    decode step writes it. `n_cached` prompt tokens were found in the slot and not computed again.
+    """
+
+    request_id: str
+    prompt: list[int]
+    sampling: SamplingParams
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    cache_prompt: bool = True
+    times: Times = field(default_factory=Times)
+    state: State = State.QUEUED
+    reason: Reason | None = None
+    slot_id: int | None = None
+    n_cached: int = 0
+    n_generated: int = 0
+    pending: int | None = None
+    n_faults: int = 0
+    _utf8: Utf8Assembler = field(default_factory=Utf8Assembler)
+    _stops: StopMatcher = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert self.prompt, "an empty prompt has no logits to sample from"
+        assert self.max_tokens >= 1
+        self._stops = StopMatcher(self.stop)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the sequence has ended, for whatever reason."""
+        return self.state is State.FINISHED
+
+    def move_to(self, state: State) -> None:
+        """Change state; anything but a transition of the table is our bug."""
+        assert (self.state, state) in TRANSITIONS, f"{self.request_id}: {self.state} -> {state}"
+        self.state = state
+
+    def accept(self, token: int, piece: bytes, *, is_eog: bool) -> str:
+        """Take one sampled token; return the text that became complete. Sets `reason` when this token ends the sequence."""
+        self.n_generated += 1
+        self.pending = token
+        if is_eog and not self.ignore_eos:
+            self.reason = Reason.STOP
+            return self._stops.finish()
+        text = self._stops.feed(self._utf8.feed(piece))
+        if self._stops.matched is not None:
+            self.reason = Reason.STOP
+        elif self.n_generated >= self.max_tokens:
+            self.reason = Reason.LENGTH
+            text += self._stops.finish()
+        return text
+
+    def tail(self, n: int) -> Seq[int]:
+        """The last `n` tokens of the prompt: what the penalties see before the first token is generated."""
+        return self.prompt[-n:] if n > 0 else ()

@@ -1,0 +1,186 @@
+"""Everything that can go wrong for a reason outside our own code.
+
+RunnerError
+├── InvalidRequest              invalid_request_error        400   `param` names the field
+│   └── ContextLengthExceeded   context_length_exceeded      400
+├── Unauthorized                invalid_api_key              401
+├── Forbidden                   forbidden                    403
+├── NotFound                    not_found                    404
+│   └── ModelNotFound           model_not_found              404
+├── MethodNotAllowed            method_not_allowed           405
+├── BodyTooLarge                request_too_large            413
+├── UnsupportedMediaType        unsupported_media_type       415
+├── RequestCancelled            request_cancelled            499   only in logs and streams: its client has left
+├── InternalError               internal_error               500
+├── EngineCrashed               engine_crashed               500   the request ran at two engine deaths
+├── Overloaded                  server_overloaded            503   `retry_after_s`
+├── EngineStopped               engine_stopped               503
+├── Loading                     loading                      503   `retry_after_s`
+├── Draining                    draining                     503
+├── ConfigError                 config_error                 ---   an option or a file that the person at the terminal can mend
+└── ModelError                  model_error                  ---   the model cannot be used
+    └── ModelDamaged            model_damaged                ---   truncated, altered or not a model file at all
+
+`code` and `status` are what the wire shows; the table above is checked by `tests/test_errors.py`.
+"""
+
+from typing import ClassVar
+
+
+class RunnerError(Exception):
+    """The base of all errors that a caller, a client or the world can cause. `str(error)` is one sentence."""
+
+    code: ClassVar[str] = "internal_error"
+    type: ClassVar[str] = "server_error"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None, hint: str | None = None) -> None:
+        """`param` names the request field at fault; `hint` is a command or option that mends it (CLI only)."""
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.hint = hint
+
+
+class InvalidRequest(RunnerError):
+    """A request that can never succeed as it is."""
+
+    code = "invalid_request_error"
+    type = "invalid_request_error"
+    status = 400
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt does not fit into a slot."""
+
+    code = "context_length_exceeded"
+
+
+class Unauthorized(RunnerError):
+    """No API key, or a wrong one."""
+
+    code = "invalid_api_key"
+    type = "invalid_request_error"
+    status = 401
+
+
+class Forbidden(RunnerError):
+    """A Host, Origin or content that this server does not answer."""
+
+    code = "forbidden"
+    type = "invalid_request_error"
+    status = 403
+
+
+class NotFound(RunnerError):
+    """No such route or resource."""
+
+    code = "not_found"
+    type = "invalid_request_error"
+    status = 404
+
+
+class ModelNotFound(NotFound):
+    """The request names a model that this server does not hold."""
+
+    code = "model_not_found"
+
+
+class MethodNotAllowed(RunnerError):
+    """The route exists, the method does not."""
+
+    code = "method_not_allowed"
+    type = "invalid_request_error"
+    status = 405
+
+
+class BodyTooLarge(RunnerError):
+    """The request body is over the limit."""
+
+    code = "request_too_large"
+    type = "invalid_request_error"
+    status = 413
+
+
+class UnsupportedMediaType(RunnerError):
+    """The request body is not declared as JSON."""
+
+    code = "unsupported_media_type"
+    type = "invalid_request_error"
+    status = 415
+
+
+class RequestCancelled(RunnerError):
+    """The client left or took its request back."""
+
+    code = "request_cancelled"
+    type = "invalid_request_error"
+    status = 499
+
+
+class InternalError(RunnerError):
+    """A bug of ours that touched one request."""
+
+
+class EngineCrashed(RunnerError):
+    """The engine ended twice while it ran this request: it is not tried a third time."""
+
+    code = "engine_crashed"
+
+
+class Overloaded(RunnerError):
+    """The queue is full."""
+
+    code = "server_overloaded"
+    status = 503
+
+
+class EngineStopped(RunnerError):
+    """The engine ended while this request was being answered."""
+
+    code = "engine_stopped"
+    status = 503
+
+
+class Loading(RunnerError):
+    """The model is not loaded yet."""
+
+    code = "loading"
+    status = 503
+
+
+class Draining(RunnerError):
+    """The server is ending and takes no new requests."""
+
+    code = "draining"
+    status = 503
+
+
+class ConfigError(RunnerError):
+    """An option, environment variable or file that the person who started the program can mend."""
+
+    code = "config_error"
+
+
+class ModelError(RunnerError):
+    """The model cannot be loaded or run."""
+
+    code = "model_error"
+
+
+class ModelDamaged(ModelError):
+    """The file is truncated, altered or no model at all."""
+
+    code = "model_damaged"
+
+
+def error_for_code(code: str, message: str, param: str | None) -> RunnerError:
+    """The error that another process named by its `code`. A code nobody knows is an InternalError."""
+    kinds = [RunnerError, *_subclasses(RunnerError)]
+    kind = next((kind for kind in kinds if kind is not RunnerError and kind.code == code), InternalError)
+    return kind(message, param=param)
+
+
+def _subclasses(kind: type[RunnerError]) -> list[type[RunnerError]]:
+    return [each for direct in kind.__subclasses__() for each in (direct, *_subclasses(direct))]

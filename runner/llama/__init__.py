@@ -1,0 +1,1 @@
+"""Computes. The only package that imports ctypes or llama_cpp."""

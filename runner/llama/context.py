@@ -1,0 +1,56 @@
+"""The llama_context: KV cells for N slots and the graph that computes on them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from runner.config import FlashAttn
+from runner.engine.capacity import padded
+from runner.errors import ModelError
+from runner.llama.library import Library
+from runner.llama.model import Model
+
+_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSize:
+    """Slots, tokens a slot, rows a batch, and threads for one row and for many."""
+
+    n_slots: int
+    n_ctx_slot: int
+    n_batch: int
+    n_threads: int
+    n_threads_batch: int
+
+
+class Context:
+    """A llama_context in partitioned mode: each slot has its own region of cells. `close` frees it."""
+
+    def __init__(self, library: Library, model: Model, size: ContextSize, flash_attn: FlashAttn) -> None:
+        """Allocate. Raises ModelError where llama.cpp cannot."""
+        self._api: Any = library.api
+        params = self._api.llama_context_default_params()
+        params.n_ctx = size.n_slots * padded(size.n_ctx_slot)
+        params.n_batch = params.n_ubatch = size.n_batch
+        params.n_seq_max = size.n_slots
+        # Only one row a slot is ever sampled from: without this bound llama.cpp reserves logits for every row of a batch.
+        params.n_outputs_max = size.n_slots
+        params.n_threads, params.n_threads_batch = size.n_threads, size.n_threads_batch
+        params.flash_attn_type = _FLASH_ATTN[flash_attn]
+        params.kv_unified = False
+        params.no_perf = True
+        params.swa_full = False
+        self.handle: int = self._api.llama_init_from_model(model.handle, params) or 0
+        if not self.handle:
+            raise ModelError(
+                f"llama.cpp could not allocate {size.n_slots} slots of {size.n_ctx_slot:,} tokens", hint="fewer --slots or a smaller --ctx"
+            )
+        self.memory = self._api.llama_get_memory(self.handle)
+        self.n_ctx_slot = size.n_ctx_slot
+        assert self._api.llama_n_ctx_seq(self.handle) >= size.n_ctx_slot
+
+    def close(self) -> None:
+        """Free the cells and the compute buffers."""
+        if self.handle:
+            self._api.llama_free(self.handle)
+            self.handle = 0

@@ -1,0 +1,194 @@
+"""The decode loop: the one thread that touches llama.cpp's context."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from runner.engine.backend import Backend
+from runner.engine.batch import BatchPlan, Outcome
+from runner.engine.kv import Swap
+from runner.engine.lifecycle import Reason, State
+from runner.engine.scheduler import Scheduler, StepResult
+from runner.engine.sequence import Sequence
+from runner.serving.prepare import Prepared
+from runner.serving.protocol import Cancel, Counters, Delta, Failed, Finished, SlotState, Snapshot, Stamps, StepEvents
+
+_SNAPSHOT_EVERY_S = 0.05
+_IDLE_WAIT_S = 1.0
+
+Message = Prepared | Cancel
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters since the start; times in seconds."""
+
+    n_steps: int = 0
+    n_passes: int = 0
+    n_decode_rows: int = 0
+    n_prompt_rows: int = 0
+    n_cached_tokens: int = 0
+    n_swaps: int = 0
+    busy_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSeconds:
+    """What the backend spent outside Python so far."""
+
+    decode_s: float
+    sample_s: float
+    move_s: float
+
+
+class EngineLoop:
+    """Drives scheduler and backend. `inbox` may be filled from any thread; everything else belongs to `run`'s."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        backend: Backend,
+        *,
+        clock: Callable[[], float],
+        emit: Callable[[StepEvents], None],
+        native: Callable[[], NativeSeconds],
+        first_guess_s: float,
+    ) -> None:
+        self.inbox: SimpleQueue[Message] = SimpleQueue()
+        self.totals = Totals()
+        self._scheduler, self._backend = scheduler, backend
+        self._clock, self._emit, self._native = clock, emit, native
+        self._first_guess_s = first_guess_s
+        self._events = _no_events()
+        self._snapshot_at = 0.0
+        self._was_busy = True
+
+    def run(self) -> None:
+        """Step for ever: the process ends when the front does."""
+        while True:
+            self.step()
+
+    def step(self) -> None:
+        """Take what arrived, compute one batch, tell what came of it."""
+        started = self._clock()
+        self._drain_inbox(started)
+        plan = self._scheduler.plan(started)
+        refused = self._backend.apply(plan.kv_ops) if plan.kv_ops else []
+        if refused:
+            plan = self._scheduler.without(plan, refused)
+        self._open_samplers()
+        outcome = self._backend.decode(plan) if plan.chunks else Outcome.DONE
+        sampled = self._backend.sample(plan) if outcome is Outcome.DONE and plan.chunks else []
+        cells = {chunk.slot_id: self._backend.n_cells(chunk.slot_id) for chunk in plan.chunks} if outcome is Outcome.BROKEN else None
+        now = self._clock()
+        self._count(plan)
+        self._collect(self._scheduler.commit(plan, outcome, sampled, now, cells))
+        self._send(now)
+        if plan.chunks:
+            self.totals.busy_s += self._clock() - started
+        if not self._scheduler.has_work:
+            self._wait_for_work()
+
+    # -- in ------------------------------------------------------------------------------------------------------------
+
+    def _drain_inbox(self, now: float) -> None:
+        while not self.inbox.empty():
+            self._receive(self.inbox.get(), now)
+
+    def _receive(self, message: Message, now: float) -> None:
+        match message:
+            case Prepared(sequence, echo):
+                self._scheduler.add(sequence)
+                if echo:
+                    self._events.deltas.append(Delta(sequence.request_id, echo, 0))
+            case Cancel(request_id):
+                ended = self._scheduler.cancel(request_id, now)
+                if ended is not None:
+                    self._events.finished.append(_finished(ended))
+
+    def _open_samplers(self) -> None:
+        placed = self._scheduler.take_placed()
+        if placed:
+            # At once and not with the step's events: should this step end the process, the front must know who was in it.
+            self._emit(StepEvents(placed=[sequence.request_id for sequence in placed]))
+        for sequence in placed:
+            self.totals.n_cached_tokens += sequence.n_cached
+            if sequence.slot_id is not None:
+                tail = sequence.tail(sequence.sampling.repeat_last_n)
+                self._backend.open_sampler(sequence.slot_id, sequence.sampling, tail, ignore_eos=sequence.ignore_eos)
+
+    def _wait_for_work(self) -> None:
+        try:
+            message = self.inbox.get(timeout=_IDLE_WAIT_S)
+        except Empty:
+            return
+        self._receive(message, self._clock())
+
+    # -- out -----------------------------------------------------------------------------------------------------------
+
+    def _count(self, plan: BatchPlan) -> None:
+        totals = self.totals
+        if plan.chunks:
+            totals.n_steps += 1
+            totals.n_passes += plan.n_passes
+            n_decode = sum(len(chunk.tokens) == 1 for chunk in plan.chunks)
+            totals.n_decode_rows += n_decode
+            totals.n_prompt_rows += plan.n_rows - n_decode
+        totals.n_swaps += sum(isinstance(op, Swap) for op in plan.kv_ops)
+
+    def _collect(self, result: StepResult) -> None:
+        events = self._events
+        events.deltas.extend(Delta(sequence.request_id, text, 1) for sequence, text in result.texts)
+        events.finished.extend(map(_finished, result.ended))
+        events.failed.extend(Failed(sequence.request_id, "internal_error", why) for sequence, why in result.failed)
+
+    def _send(self, now: float) -> None:
+        is_busy = self._scheduler.has_work
+        fell_idle = self._was_busy and not is_busy
+        self._was_busy = is_busy
+        events = self._events
+        if fell_idle or now - self._snapshot_at >= _SNAPSHOT_EVERY_S:
+            self._snapshot_at = now
+            events.snapshot = self._snapshot()
+        elif not (events.deltas or events.finished or events.failed):
+            return
+        self._emit(events)
+        self._events = _no_events()
+
+    def _snapshot(self) -> Snapshot:
+        totals, native = self.totals, self._native()
+        python_s = max(0.0, totals.busy_s - native.decode_s - native.sample_s - native.move_s)
+        counters = Counters(
+            n_steps=totals.n_steps,
+            n_passes=totals.n_passes,
+            n_decode_rows=totals.n_decode_rows,
+            n_prompt_rows=totals.n_prompt_rows,
+            n_cached_tokens=totals.n_cached_tokens,
+            n_moves=totals.n_swaps,
+            decode_s=native.decode_s,
+            sample_s=native.sample_s,
+            move_s=native.move_s,
+            python_s=python_s,
+        )
+        slots = [_slot_state(slot.slot_id, slot.sequence, len(slot.tokens)) for slot in self._scheduler.pool.slots]
+        longest_step_s = self._scheduler.longest_step_s or self._first_guess_s
+        return Snapshot(slots, len(self._scheduler.waiting), counters, longest_step_s)
+
+
+def _no_events() -> StepEvents:
+    return StepEvents(placed=[], deltas=[], finished=[], failed=[])
+
+
+def _slot_state(slot_id: int, sequence: Sequence | None, n_cells: int) -> SlotState:
+    if sequence is None:
+        return SlotState(slot_id, "idle", "", n_cells, 0, 0, 0)
+    state = "prefill" if sequence.state is State.PREFILL else "decode"
+    return SlotState(slot_id, state, sequence.request_id, n_cells, len(sequence.prompt), sequence.n_cached, sequence.n_generated)
+
+
+def _finished(sequence: Sequence) -> Finished:
+    assert sequence.reason is not None
+    assert sequence.reason is not Reason.ERROR
+    times = sequence.times
+    stamps = Stamps(times.arrived_at, times.prepared_at, times.admitted_at, times.first_token_at, times.finished_at)
+    return Finished(sequence.request_id, sequence.reason.value, len(sequence.prompt), sequence.n_cached, sequence.n_generated, stamps)

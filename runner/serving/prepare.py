@@ -1,0 +1,151 @@
+"""The prepare thread: a Submit becomes a Sequence, or is refused, without the decode thread noticing."""
+
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import msgspec
+
+from runner.engine.sequence import Sequence, Times
+from runner.errors import ContextLengthExceeded, InvalidRequest, RunnerError
+from runner.llama.template import ChatTemplate, tokenize_chat
+from runner.llama.vocabulary import Vocabulary
+from runner.serving.protocol import Accepted, ChatPrompt, FromEngine, Refused, Submit, TextPrompt, TokenPrompt
+
+_NO_TEMPLATE = "This model has no chat template: use /v1/completions, or start with --chat-template"
+_MAX_SEED = 2**32 - 2
+# Preparing yields to the decode threads, which meet at a barrier: whatever core it takes costs them double.
+_NICENESS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the decode thread gets: the sequence, and the text it should send first (`echo`)."""
+
+    sequence: Sequence
+    echo: str
+
+
+class Preparer:
+    """Renders, tokenises and checks. Owns the template; shares the vocabulary with the decode thread."""
+
+    def __init__(self, vocabulary: Vocabulary, template: ChatTemplate | None, *, n_ctx_slot: int, seed: int | None) -> None:
+        self._vocabulary, self._template = vocabulary, template
+        self._n_ctx_slot = n_ctx_slot
+        self._seed = seed
+        self._random = random.Random(int.from_bytes(os.urandom(8)))  # noqa: S311 - sampling seeds are no secrets
+
+    def prepare(self, submit: Submit, arrived_at: float, now: float) -> Prepared:
+        """Raises InvalidRequest (ContextLengthExceeded where the prompt does not fit)."""
+        tokens = self._tokens(submit)
+        n_prompt, n_ctx = len(tokens), self._n_ctx_slot
+        param = "messages" if isinstance(submit.prompt, ChatPrompt) else "prompt"
+        if not tokens:
+            raise InvalidRequest("The prompt is empty: it has no token to continue from", param=param)
+        if n_prompt >= n_ctx:
+            raise ContextLengthExceeded(
+                f"The prompt has {n_prompt:,} tokens; a slot holds {n_ctx:,}, and one at least must be left for the answer", param=param
+            )
+        room = n_ctx - n_prompt
+        sampling = submit.sampling
+        if sampling.seed is None:
+            seed = self._seed if self._seed is not None else self._random.randint(0, _MAX_SEED)
+            sampling = msgspec.structs.replace(sampling, seed=seed)
+        sequence = Sequence(
+            request_id=submit.request_id,
+            prompt=tokens,
+            sampling=sampling,
+            max_tokens=room if submit.max_tokens is None else min(submit.max_tokens, room),
+            stop=submit.stop,
+            ignore_eos=submit.ignore_eos,
+            cache_prompt=submit.cache_prompt,
+            times=Times(arrived_at=arrived_at, prepared_at=now),
+        )
+        return Prepared(sequence, self._echo(submit, tokens))
+
+    def _tokens(self, submit: Submit) -> list[int]:
+        match submit.prompt:
+            case ChatPrompt(messages):
+                if self._template is None:
+                    raise InvalidRequest(
+                        "This model has no chat template: use /v1/completions, or start with --chat-template", param="messages"
+                    )
+                return tokenize_chat(self._template, self._vocabulary, messages)
+            case TextPrompt(text):
+                return self._vocabulary.with_bos(self._vocabulary.tokenize(text, parse_special=True))
+            case TokenPrompt(tokens):
+                n_vocab = self._vocabulary.n_tokens
+                for token in tokens:
+                    if not 0 <= token < n_vocab:
+                        raise InvalidRequest(
+                            f"The prompt contains the token id {token}; this model's ids go from 0 to {n_vocab - 1}", param="prompt"
+                        )
+                return list(tokens)
+
+    def _echo(self, submit: Submit, tokens: list[int]) -> str:
+        if not submit.echo:
+            return ""
+        return submit.prompt.text if isinstance(submit.prompt, TextPrompt) else self._vocabulary.text_of(tokens)
+
+
+class PrepareThread:
+    """Takes Submits in order of arrival. A Cancel that overtakes its Submit here is not lost."""
+
+    def __init__(
+        self, preparer: Preparer, *, clock: Callable[[], float], done: Callable[[Prepared], None], emit: Callable[[FromEngine], None]
+    ) -> None:
+        self._preparer, self._clock, self._done, self._emit = preparer, clock, done, emit
+        self._inbox: SimpleQueue[tuple[Submit, float]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._pending: set[str] = set()
+        self._cancelled: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name="prepare", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def submit(self, submit: Submit) -> None:
+        """Queue one request (reader thread)."""
+        with self._lock:
+            self._pending.add(submit.request_id)
+        self._inbox.put((submit, self._clock()))
+
+    def cancel(self, request_id: str) -> bool:
+        """Whether the request was still here: then it never reaches the decode thread."""
+        with self._lock:
+            if request_id in self._pending:
+                self._cancelled.add(request_id)
+                return True
+            return False
+
+    def _run(self) -> None:
+        if sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        while True:
+            submit, arrived_at = self._inbox.get()
+            answer: Prepared | Refused
+            try:
+                answer = self._preparer.prepare(submit, arrived_at, self._clock())
+            except RunnerError as error:
+                answer = Refused(submit.request_id, error.code, error.message, error.param)
+            except Exception as error:  # noqa: BLE001 - a fault in one request must not end the thread that serves all
+                answer = Refused(submit.request_id, "internal_error", f"The request could not be prepared: {type(error).__name__}", None)
+            self._pass_on(submit.request_id, answer)
+
+    def _pass_on(self, request_id: str, answer: Prepared | Refused) -> None:
+        with self._lock:
+            self._pending.discard(request_id)
+            if request_id in self._cancelled:
+                self._cancelled.discard(request_id)
+                answer = Refused(request_id, "request_cancelled", "The request was cancelled", None)
+            if isinstance(answer, Prepared):
+                # Under the lock: a Cancel that no longer finds the request here must find it in the decode thread's inbox.
+                self._emit(Accepted(request_id, len(answer.sequence.prompt)))
+                self._done(answer)
+                return
+        self._emit(answer)

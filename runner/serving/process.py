@@ -1,0 +1,167 @@
+"""The engine process: three threads around one model.
+
+    reader   frames from the front -> prepare thread, decode loop. The front's end (EOF) ends this process, mid-decode too.
+    prepare  template, tokeniser, checks (see prepare.py)
+    main     load, then the decode loop
+    writer   owns the pipe to the front: the decode loop never waits for a reader that stands still
+
+stdin and stdout are the pipes; what native code prints goes to stderr, which the front logs.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from queue import SimpleQueue
+from typing import NoReturn
+
+import msgspec
+
+from runner.errors import RunnerError
+from runner.serving.load import Engine, load_engine
+from runner.serving.loop import EngineLoop
+from runner.serving.prepare import PrepareThread
+from runner.serving.protocol import Cancel, Configure, FrameReader, FromEngine, LoadFailed, LoadProgress, Ready, Submit, ToEngine, frame
+
+_READ_BYTES = 1 << 16
+# How long another thread may keep the GIL from the decode thread when it comes back from llama_decode.
+_SWITCH_INTERVAL_S = 0.0005
+_EXIT_LOAD_FAILED = 3
+_EXIT_BUG = 70
+
+
+class Writer:
+    """A thread that writes messages in order, many at a time when they pile up."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._outbox: SimpleQueue[FromEngine | None] = SimpleQueue()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._thread.start()
+
+    def put(self, message: FromEngine) -> None:
+        """Queue a message (any thread)."""
+        self._outbox.put(message)
+
+    def finish(self) -> None:
+        """Write what is queued and end."""
+        self._outbox.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            messages = [self._outbox.get()]
+            while not self._outbox.empty():
+                messages.append(self._outbox.get())
+            data = b"".join(frame(self._encoder.encode(message)) for message in messages if message is not None)
+            try:
+                while data:
+                    data = data[os.write(self._fd, data) :]
+            except OSError:
+                os._exit(0)  # the front has gone
+            if messages[-1] is None:
+                return
+
+
+class Reader:
+    """Reads the Configure frame, then, as a thread, everything that follows. EOF ends the process at once."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._frames = FrameReader()
+        self._ready: list[bytes] = []
+        self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+        self._receiver: SimpleQueue[tuple[PrepareThread, EngineLoop]] = SimpleQueue()
+
+    def read_configure(self) -> Configure:
+        """Block until the first frame is there."""
+        message = self._decoder.decode(self._next())
+        assert isinstance(message, Configure)
+        return message
+
+    def start(self) -> None:
+        """Watch the pipe from now on. Requests wait until `connect`."""
+        threading.Thread(target=self._run, name="reader", daemon=True).start()
+
+    def connect(self, prepare: PrepareThread, loop: EngineLoop) -> None:
+        """Tell where requests go."""
+        self._receiver.put((prepare, loop))
+
+    def _run(self) -> None:
+        first = self._next()
+        prepare, loop = self._receiver.get()
+        self._dispatch(first, prepare, loop)
+        while True:
+            self._dispatch(self._next(), prepare, loop)
+
+    def _dispatch(self, data: bytes, prepare: PrepareThread, loop: EngineLoop) -> None:
+        match self._decoder.decode(data):
+            case Submit() as submit:
+                prepare.submit(submit)
+            case Cancel(request_id) as cancel:
+                if not prepare.cancel(request_id):
+                    loop.inbox.put(cancel)
+            case Configure():
+                raise AssertionError("a second Configure")
+
+    def _next(self) -> bytes:
+        while not self._ready:
+            data = os.read(self._fd, _READ_BYTES)
+            if not data:
+                os._exit(0)
+            self._ready.extend(self._frames.feed(data))
+        return self._ready.pop(0)
+
+
+def engine_main() -> NoReturn:
+    """Serve one front over stdin and stdout until it ends."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        # The front decides when the engine ends: a signal to the whole group must not cut streams that the front drains.
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    reader, writer = _take_pipes()
+    config = reader.read_configure().config
+    reader.start()
+    try:
+        engine = load_engine(config, clock=time.monotonic, progress=lambda fraction: writer.put(LoadProgress(fraction)))
+    except RunnerError as error:
+        writer.put(LoadFailed(error.message, is_final=True))
+        writer.finish()
+        os._exit(_EXIT_LOAD_FAILED)
+    _serve(engine, reader, writer)
+
+
+def _serve(engine: Engine, reader: Reader, writer: Writer) -> NoReturn:
+    loop = engine.make_loop(writer.put)
+    prepare = PrepareThread(engine.preparer, clock=time.monotonic, done=loop.inbox.put, emit=writer.put)
+    prepare.start()
+    reader.connect(prepare, loop)
+    writer.put(Ready(engine.info))
+    try:
+        loop.run()
+    except BaseException:  # noqa: BLE001 - whatever it was, the front must see this process end and start another
+        traceback.print_exc()
+        sys.stderr.flush()
+    os._exit(_EXIT_BUG)
+
+
+def _take_pipes() -> tuple[Reader, Writer]:
+    """Keep the pipes to ourselves: what any library prints goes to stderr and not into a frame."""
+    fd_in, fd_out = os.dup(0), os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.dup2(2, 1)
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.setmode(fd_in, os.O_BINARY)
+        msvcrt.setmode(fd_out, os.O_BINARY)
+    return Reader(fd_in), Writer(fd_out)
+
+
+if __name__ == "__main__":
+    engine_main()

@@ -1,0 +1,255 @@
+"""What the front and the engine say to each other: msgspec structs as tagged unions, msgpack in frames of a 4-byte length.
+
+front -> engine: Configure (once, first), Submit, Cancel.
+engine -> front: LoadProgress*, then Ready or LoadFailed; then Accepted or Refused for each Submit, and one StepEvents a step.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from runner.config import EngineConfig, SamplingDefaults
+from runner.engine.sampling import SamplingParams
+
+MAX_FRAME_BYTES: Final = 1 << 30
+LENGTH_BYTES: Final = 4
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, tag="chat"):
+    """Messages for the chat template: dicts with `role`, `content` and whatever the template knows beside them."""
+
+    messages: list[dict[str, Any]]
+
+
+class TextPrompt(msgspec.Struct, frozen=True, tag="text"):
+    """Text as it stands: special tokens in it are parsed, BOS is added where the model wants one and the text has none."""
+
+    text: str
+
+
+class TokenPrompt(msgspec.Struct, frozen=True, tag="tokens"):
+    """Token ids as they stand."""
+
+    tokens: list[int]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+class Configure(msgspec.Struct, frozen=True, tag="configure"):
+    """The first frame an engine reads."""
+
+    config: EngineConfig
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+    """One generation. `max_tokens` None: until the slot's end. `echo` sends the prompt's text first (plain and token prompts)."""
+
+    request_id: str
+    prompt: Prompt
+    sampling: SamplingParams
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    cache_prompt: bool = True
+    echo: bool = False
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """End one request at whatever stage it is. Unknown ids are ignored: the request may have ended meanwhile."""
+
+    request_id: str
+
+
+ToEngine = Configure | Submit | Cancel
+
+
+class DeviceInfo(msgspec.Struct, frozen=True):
+    """One back-end device: `kind` is cpu, gpu, igpu or accel; memory in bytes, 0 where the driver does not say."""
+
+    name: str
+    description: str
+    kind: str
+    memory_free: int
+    memory_total: int
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What was loaded and what was chosen for this machine. Sizes in bytes; `notes` are sentences for a person."""
+
+    name: str
+    path: str
+    architecture: str
+    description: str
+    n_params: int
+    n_vocab: int
+    n_ctx_train: int
+    size_bytes: int
+    has_chat_template: bool
+    bos: str
+    eos: str
+    n_slots: int
+    n_ctx_slot: int
+    n_batch: int
+    n_threads: int
+    n_threads_batch: int
+    n_gpu_layers: int
+    flash_attn: bool
+    kv_bytes: int
+    n_swa: int
+    devices: list[DeviceInfo]
+    cpu_library: str
+    llama_cpp_version: str
+    load_s: float
+    sampling: SamplingDefaults
+    notes: list[str]
+
+
+class LoadProgress(msgspec.Struct, frozen=True, tag="loading"):
+    """`fraction` of the weights that are read, 0 to 1."""
+
+    fraction: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine takes requests from now on."""
+
+    info: ModelInfo
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
+    """The engine ends after this; `message` is one sentence. `is_final`: trying again cannot help."""
+
+    message: str
+    is_final: bool
+
+
+class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
+    """The prompt is rendered, tokenised and fits a slot: from here on a failure is an error event, not a status."""
+
+    request_id: str
+    n_prompt: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The request can never succeed. `code` is the `code` of a RunnerError subclass."""
+
+    request_id: str
+    code: str
+    message: str
+    param: str | None
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """Text that became complete in one step. `n_tokens` may be positive with empty text (held back) and the reverse (flushed)."""
+
+    request_id: str
+    text: str
+    n_tokens: int
+
+
+class Stamps(msgspec.Struct, frozen=True, array_like=True):
+    """Monotonic instants in seconds (one clock for all processes of a machine). 0.0: never got there."""
+
+    arrived_at: float
+    prepared_at: float
+    admitted_at: float
+    first_token_at: float
+    finished_at: float
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True):
+    """The end of a request. `reason`: stop, length or cancelled."""
+
+    request_id: str
+    reason: str
+    n_prompt: int
+    n_cached: int
+    n_completion: int
+    stamps: Stamps
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True):
+    """The end of one request by a fault. `code` is the `code` of a RunnerError subclass."""
+
+    request_id: str
+    code: str
+    message: str
+
+
+class SlotState(msgspec.Struct, frozen=True, array_like=True):
+    """One slot as `/slots` shows it. `state`: idle, prefill or decode; `n_cells` tokens lie in its KV cells."""
+
+    slot_id: int
+    state: str
+    request_id: str
+    n_cells: int
+    n_prompt: int
+    n_cached: int
+    n_decoded: int
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals since this engine started. Times in seconds."""
+
+    n_steps: int = 0
+    n_passes: int = 0
+    n_decode_rows: int = 0
+    n_prompt_rows: int = 0
+    n_cached_tokens: int = 0
+    n_moves: int = 0
+    decode_s: float = 0.0
+    sample_s: float = 0.0
+    move_s: float = 0.0
+    python_s: float = 0.0
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The engine as of the last step: taken at most every 50 ms while busy and once when it falls idle.
+
+    `longest_step_s` is what the slowest step should take: the front ends an engine that is silent for ten times as long.
+    """
+
+    slots: list[SlotState]
+    n_waiting: int
+    counters: Counters
+    longest_step_s: float
+
+
+class StepEvents(msgspec.Struct, tag="step"):
+    """All that one step brought, in the order: placed, deltas, ends. `placed` requests got a slot and are being computed."""
+
+    placed: list[str] = []
+    deltas: list[Delta] = []
+    finished: list[Finished] = []
+    failed: list[Failed] = []
+    snapshot: Snapshot | None = None
+
+
+FromEngine = LoadProgress | Ready | LoadFailed | Accepted | Refused | StepEvents
+
+
+class FrameReader:
+    """Cuts a byte stream into frames. `feed` takes any split of the stream."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield each frame that became whole. Raises ValueError on a length no peer of ours sends."""
+        self._buffer += data
+        while len(self._buffer) >= LENGTH_BYTES:
+            length = int.from_bytes(self._buffer[:LENGTH_BYTES], "little")
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {length} bytes is announced; the limit is {MAX_FRAME_BYTES}")
+            if len(self._buffer) < LENGTH_BYTES + length:
+                return
+            frame = bytes(self._buffer[LENGTH_BYTES : LENGTH_BYTES + length])
+            del self._buffer[: LENGTH_BYTES + length]
+            yield frame
+
+
+def frame(payload: bytes) -> bytes:
+    """Put the length before an encoded message."""
+    return len(payload).to_bytes(LENGTH_BYTES, "little") + payload

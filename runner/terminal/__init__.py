@@ -1,0 +1,1 @@
+"""The terminal chat. Knows the EngineClient and nothing below it."""
