@@ -21,9 +21,9 @@ setup: $(SETUP) ## make .venv with all that building and testing need
 
 $(SETUP): pyproject.toml build/llama_cpp.cmake
 	@sh build/check_tools.sh $(PYTHON)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the libraries; llama.cpp is compiled unless a ready wheel is found, which takes some minutes"
-	$(BUILD_ENV) CMAKE_BUILD_PARALLEL_LEVEL=$${CMAKE_BUILD_PARALLEL_LEVEL:-$$(getconf _NPROCESSORS_ONLN)} \
+	@$(BUILD_ENV) CMAKE_BUILD_PARALLEL_LEVEL=$${CMAKE_BUILD_PARALLEL_LEVEL:-$$(getconf _NPROCESSORS_ONLN)} \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,build]'
 	@touch $@
 

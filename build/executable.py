@@ -52,9 +52,19 @@ def build(name: str, entry: CatalogueEntry, backends: str) -> Bundle:
     label = Label(name, entry.license, license_text, entry.chat_template, arguments)
     source = open_source(model)
     target = ROOT / "dist" / name
+    existing = _current(target, (runtime.path, model, ROOT / "models.toml"))
+    if existing is not None:
+        return existing
     target.parent.mkdir(exist_ok=True)
     with progress_bar(f"packing {name}", 2 * source.length) as progress:
         return pack(runtime, source, label, target, progress)
+
+
+def _current(target: Path, parts: tuple[Path, ...]) -> Bundle | None:
+    """What lies at `target` where it is younger than all that it is made of."""
+    if target.is_file() and target.stat().st_mtime_ns > max(path.stat().st_mtime_ns for path in parts):
+        return find_bundle(target)
+    return None
 
 
 def build_runtime(backends: str) -> Bundle:

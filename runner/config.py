@@ -105,7 +105,13 @@ class Setting:
 
 MODEL_SETTINGS: Final = (
     Setting("model", "path", "GGUF file to load instead of the one inside this executable", short="-m"),
-    Setting("slots", "int", "sequences that decode together, each with KV cells of its own (default: what memory holds, at most 4)", min=1, max=MAX_SLOTS),
+    Setting(
+        "slots",
+        "int",
+        "sequences that decode together, each with KV cells of its own (default: what fits memory, at most 4)",
+        min=1,
+        max=MAX_SLOTS,
+    ),
     Setting("ctx", "int", "tokens a slot holds, enforced exactly (default: what memory and model hold, at most 4096)", min=16),
     Setting("threads", "int", "threads for computing (default: the CPUs this process may use)", min=1, max=512),
     Setting("batch", "int", "prompt tokens computed in one step at most", default=512, min=32, max=8192),
@@ -114,7 +120,13 @@ MODEL_SETTINGS: Final = (
     Setting("flash-attn", "choice", "flash attention kernels", default="auto", choices=("auto", "on", "off")),
     Setting("seed", "int", "seed for requests that bring none (default: a new one for each request)", min=0, max=2**32 - 2),
     Setting("chat-template", "path", "file with a Jinja chat template that replaces the model's own"),
-    Setting("temperature", "float", "temperature of requests that bring none; 0 always takes the likeliest token (default: the model's own, else 0.8)", min=0, max=100),
+    Setting(
+        "temperature",
+        "float",
+        "temperature of requests that bring none; 0 takes the likeliest token (default: the model's own, else 0.8)",
+        min=0,
+        max=100,
+    ),
 )
 
 SERVER_SETTINGS: Final = (
@@ -169,3 +181,8 @@ def parse_gpu_layers(text: str) -> int | None:
 def environment(name: str) -> str | None:
     """The value of an environment variable that is not an option (NO_COLOR, TERM, TMPDIR), or None where unset or empty."""
     return os.environ.get(name) or None
+
+
+def child_environment(extra: dict[str, str]) -> dict[str, str]:
+    """The environment for a process of ours: this one's with `extra`."""
+    return {**os.environ, **extra}

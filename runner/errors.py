@@ -24,6 +24,7 @@ RunnerError
 `code` and `status` are what the wire shows; the table above is checked by `tests/test_errors.py`.
 """
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 
@@ -177,10 +178,11 @@ class ModelDamaged(ModelError):
 
 def error_for_code(code: str, message: str, param: str | None) -> RunnerError:
     """The error that another process named by its `code`. A code nobody knows is an InternalError."""
-    kinds = [RunnerError, *_subclasses(RunnerError)]
-    kind = next((kind for kind in kinds if kind is not RunnerError and kind.code == code), InternalError)
+    kind = next((kind for kind in _descendants(RunnerError) if kind.code == code), InternalError)
     return kind(message, param=param)
 
 
-def _subclasses(kind: type[RunnerError]) -> list[type[RunnerError]]:
-    return [each for direct in kind.__subclasses__() for each in (direct, *_subclasses(direct))]
+def _descendants(kind: type[RunnerError]) -> Iterator[type[RunnerError]]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _descendants(child)

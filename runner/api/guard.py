@@ -61,6 +61,7 @@ class Guard:
         """Raises ConfigError for an origin or host name that could never match."""
         self._key_digests = [hashlib.sha256(key.encode()).digest() for key in config.api_keys]
         self._max_body_bytes = config.max_body_bytes
+        self._exposed_headers = f"{config.request_id_header}, Retry-After"
         self._is_loopback = is_loopback
         self._allowed_hosts = [_configured_host(text) for text in config.allowed_hosts]
         self._allowed_origins = frozenset(_configured_origin(text) for text in config.cors_origins)
@@ -120,7 +121,7 @@ class Guard:
         vary: dict[str, str] = {hdrs.VARY: hdrs.ORIGIN} if origin is not None or self._allowed_origins else {}
         if origin is None or not self.allows_origin(request):
             return vary
-        return vary | {hdrs.ACCESS_CONTROL_ALLOW_ORIGIN: origin, hdrs.ACCESS_CONTROL_EXPOSE_HEADERS: "x-request-id, retry-after"}
+        return vary | {hdrs.ACCESS_CONTROL_ALLOW_ORIGIN: origin, hdrs.ACCESS_CONTROL_EXPOSE_HEADERS: self._exposed_headers}
 
     def preflight_headers(self, request: web.Request, methods: frozenset[str]) -> Mapping[str, str]:
         """What a preflight of an allowed origin is told; the names it asks for are granted, since keys are not cookies."""

@@ -1,16 +1,18 @@
 """Numbers for Prometheus, under vLLM's names with our prefix. Nothing here runs per token: ends of requests and scrapes only."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from runner.api.call import Choice
 from runner.serving.client import EngineClient, EngineState
 from runner.serving.protocol import Finished, Snapshot
+from runner.serving.timings import ITL_BUCKETS_S
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"})
@@ -132,3 +134,12 @@ def _slot_metrics(client: EngineClient) -> Iterator[Metric]:
 def _counter_metrics(snapshot: Snapshot) -> Iterator[Metric]:
     for field, (name, help_text) in ENGINE_COUNTERS.items():
         yield CounterMetricFamily(f"slotfile_{name}", help_text, value=getattr(snapshot.counters, field))
+    yield _gap_histogram(snapshot)
+
+
+def _gap_histogram(snapshot: Snapshot) -> Metric:
+    bounds = [str(bound) for bound in ITL_BUCKETS_S] + ["+Inf"]
+    cumulative = list(zip(bounds, itertools.accumulate(snapshot.counters.itl_counts or [0] * len(bounds)), strict=True))
+    family = HistogramMetricFamily("slotfile_inter_token_latency_seconds", "Gaps between two tokens of a sequence")
+    family.add_metric([], buckets=cumulative, sum_value=snapshot.counters.itl_s)
+    return family

@@ -19,7 +19,6 @@ MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 1024
 MAX_LOGIT_BIASES: Final = 1024
-SEEDS: Final = 2**32 - 1  # llama.cpp's seeds are 32 bits, and the last value means "draw one"
 
 RANGES: Final[dict[str, tuple[float, float]]] = {
     "temperature": (0, 100),
@@ -84,7 +83,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         return Submit(
             request_id=request_id,
             prompt=self.prompts[choice // self.n],
-            sampling=_with_seed(self.sampling, choice % self.n),
+            sampling=self.sampling,
+            seed_offset=choice % self.n,
             max_tokens=self.max_tokens,
             stop=self.stop,
             ignore_eos=self.ignore_eos,
@@ -196,9 +196,3 @@ def _bias(key: str, bias: float) -> float:
     if not -100 <= bias <= 100:
         raise InvalidRequest(f"'logit_bias' gives token {key} {bias}; it takes -100 to 100", param="logit_bias")
     return bias
-
-
-def _with_seed(sampling: SamplingParams, offset: int) -> SamplingParams:
-    if sampling.seed is None:
-        return sampling
-    return msgspec.structs.replace(sampling, seed=(sampling.seed + offset) % SEEDS)

@@ -60,7 +60,7 @@ def hash_range(file: FileIO, offset: int, length: int, progress: Progress) -> st
     file.seek(offset)
     with ThreadPoolExecutor(1) as hasher:
         pending = None
-        for chunk in _read_exactly(file, length, Path(str(file.name))):
+        for chunk in _read_exactly(file, length, Path(file.name).name if isinstance(file.name, str) else "the new file"):
             if pending is not None:
                 pending.result()
             pending = hasher.submit(digest.update, chunk)
@@ -99,14 +99,14 @@ def _piece_chunks(piece: Piece) -> Iterator[bytes]:
     else:
         with piece.path.open("rb", buffering=0) as file:
             file.seek(piece.offset)
-            yield from _read_exactly(file, piece.length, piece.path)
+            yield from _read_exactly(file, piece.length, piece.path.name)
 
 
-def _read_exactly(file: FileIO, length: int, path: Path) -> Iterator[bytes]:
+def _read_exactly(file: FileIO, length: int, label: str) -> Iterator[bytes]:
     while length:
         chunk = file.read(min(length, CHUNK_BYTES))
         if not chunk:
-            raise ModelDamaged(f"{path.name} ends {length} bytes early")
+            raise ModelDamaged(f"{label} ends {length} bytes early")
         length -= len(chunk)
         yield chunk
 

@@ -254,7 +254,7 @@ class Header:
             raise ModelDamaged("The GGUF holds no tensors: it is a vocabulary, not a language model")
         for name in ("block_count", "context_length", "embedding_length"):
             self.positive(name)
-        assert self.kv_bytes_per_token >= 0
+        _ = self.kv_bytes_per_token  # raises where the head counts make no sense
 
     def _per_layer(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
         found = self.of_architecture(name)

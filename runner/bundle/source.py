@@ -6,7 +6,7 @@ Nothing is copied here: a `Source` says which bytes of which files, with what be
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ from runner.bundle.header import DEFAULT_ALIGNMENT, Header, Tensor
 from runner.errors import ModelDamaged
 
 SPLIT_NAME: Final = re.compile(r"^(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$")
-ALIGNMENT_KEY: Final = b"general.alignment"
+ALIGNMENT_KEY: Final = "general.alignment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,6 @@ def open_source(path: Path) -> Source:
     if header.split_count > 1:
         return _merged(_split_paths(path, header))
     if header.alignment % DEFAULT_ALIGNMENT:
-        header.architecture  # noqa: B018  # raises where this is no language model
         note = f"tensors aligned to {DEFAULT_ALIGNMENT} bytes instead of {header.alignment}"
         return _written_anew((path,), (header,), note)
     header.check_usable()
@@ -85,6 +84,8 @@ def _written_anew(paths: tuple[Path, ...], headers: tuple[Header, ...], note: st
     """One header for the tensors of all files; their data follows in the same order, each padded to the alignment."""
     alignment = max(DEFAULT_ALIGNMENT, headers[0].alignment)
     tensors = [tensor for header in headers for tensor in header.tensors]
+    kept = {key: value for key, value in headers[0].metadata.items() if _is_kept(key)}
+    replace(headers[0], metadata=kept, tensors=tuple(tensors), alignment=alignment).check_usable()
     head = _head(paths[0], headers[0], tensors, alignment)
     pieces = [Piece(len(head), data=head)]
     for path, header in zip(paths, headers, strict=True):
@@ -95,10 +96,9 @@ def _written_anew(paths: tuple[Path, ...], headers: tuple[Header, ...], note: st
 def _head(path: Path, first: Header, tensors: list[Tensor], alignment: int) -> bytes:
     with path.open("rb") as file:
         old = file.read(first.data_offset)
-    kept = [span for key, span in first.spans.items() if not key.startswith("split.") and key != "general.alignment"]
-    entries = [old[start:end] for start, end in kept]
+    entries = [old[start:end] for key, (start, end) in first.spans.items() if _is_kept(key)]
     if alignment != DEFAULT_ALIGNMENT:
-        entries.append(_string(ALIGNMENT_KEY) + struct.pack("<II", 4, alignment))
+        entries.append(_string(ALIGNMENT_KEY.encode()) + struct.pack("<II", 4, alignment))
     out = bytearray(MAGIC + struct.pack("<IQQ", first.version, len(tensors), len(entries)) + b"".join(entries))
     offset = 0
     for tensor in tensors:
@@ -106,6 +106,10 @@ def _head(path: Path, first: Header, tensors: list[Tensor], alignment: int) -> b
         out += struct.pack("<IQ", tensor.type_id, offset)
         offset += tensor.n_bytes + _padding(tensor.n_bytes, alignment)
     return bytes(out) + bytes(_padding(len(out), alignment))
+
+
+def _is_kept(key: str) -> bool:
+    return not key.startswith("split.") and key != ALIGNMENT_KEY
 
 
 def _data(path: Path, header: Header, alignment: int) -> Iterator[Piece]:

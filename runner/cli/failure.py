@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import click
@@ -30,12 +31,13 @@ def guarded(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _close_stdout()
         return EXIT_BROKEN_PIPE
     except OSError as error:
-        return _complain(_told(error), None)
+        return _confess(error, wants_traceback=True) if _is_debugging(arguments) else _complain(_told(error), None)
     except Exception as error:  # noqa: BLE001  # the last edge: a bug of ours is told in one sentence too
         return _confess(error, wants_traceback=_is_debugging(arguments))
+    finally:
+        _give_up_on_stdout()
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -58,9 +60,13 @@ def _told(error: OSError) -> str:
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
-def _close_stdout() -> None:
-    """Let the interpreter's own flush at the end go nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def _give_up_on_stdout() -> None:
+    """What could not be written goes nowhere, or the interpreter's own flush at the end would complain once more."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _confess(error: Exception, *, wants_traceback: bool) -> int:
@@ -71,7 +77,8 @@ def _confess(error: Exception, *, wants_traceback: bool) -> int:
     if path is None:
         click.echo(trace, err=True, nl=False)
         return _complain(f"A fault of this program: {type(error).__name__}: {error}", None)
-    path.write_text(trace, encoding="utf-8")
+    with suppress(OSError):
+        path.write_text(trace, encoding="utf-8")
     return _complain(f"A fault of this program: {type(error).__name__}: {error}", f"{path} says where")
 
 

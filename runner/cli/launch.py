@@ -15,7 +15,7 @@ from runner.cli.state import log_path
 from runner.cli.surface import streams
 from runner.config import AnswerOptions, EngineConfig
 
-QUIET_LEVEL: Final = "warning"  # of commands whose answers are what the person wants to see
+QUIET_LEVEL: Final = "error"  # of commands whose answers are what the person wants to see
 
 
 def launch(ctx: click.Context, *, serves: bool, chats: bool) -> int:

@@ -130,7 +130,7 @@ class Service:
             yield reader
 
     def _prompt(self) -> None:
-        if self._plan.streams.is_conversation:
+        if self._plan.streams.asks:
             sys.stderr.write("> ")
             sys.stderr.flush()
 

@@ -9,9 +9,13 @@ from runner.config import environment
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Standard input, output and error. `is_conversation`: input and output are this process's own terminal."""
+    """Standard input, output and error.
+
+    `is_conversation`: input and output are this process's own terminal. `asks`: a person types, but without a cursor to edit with.
+    """
 
     is_conversation: bool
+    asks: bool
     has_cursor: bool
     has_colour: bool
     shows_progress: bool
@@ -20,9 +24,11 @@ class Streams:
 def streams() -> Streams:
     """Look at the standard streams once."""
     is_conversation = _is_terminal(sys.stdin) and _is_terminal(sys.stdout) and _is_ours()
+    has_person = _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
     is_dumb = environment("TERM") in (None, "dumb") and sys.platform != "win32"
     return Streams(
         is_conversation=is_conversation,
+        asks=has_person and not (is_conversation and not is_dumb),
         has_cursor=is_conversation and not is_dumb,
         has_colour=is_conversation and not is_dumb and environment("NO_COLOR") is None,
         shows_progress=_is_terminal(sys.stderr) and not is_dumb,

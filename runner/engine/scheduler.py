@@ -29,11 +29,12 @@ MAX_FAULTS = 2
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step brought: text per sequence, sequences that ended, sequences that failed and why."""
+    """What a step brought: text per sequence, sequences that ended, those that failed and why, gaps since their last tokens."""
 
     texts: list[tuple[Sequence, str]] = field(default_factory=list)
     ended: list[Sequence] = field(default_factory=list)
     failed: list[tuple[Sequence, str]] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.texts or self.ended or self.failed)
@@ -234,6 +235,9 @@ class Scheduler:
         if sequence.state is State.PREFILL:
             sequence.move_to(State.DECODE)
             sequence.times.first_token_at = now
+        else:
+            result.gaps_s.append(now - sequence.times.last_token_at)
+        sequence.times.last_token_at = now
         text = sequence.accept(token, self._vocabulary.piece(token), is_eog=self._vocabulary.is_eog(token))
         result.texts.append((sequence, text))
         if sequence.reason is not None:

@@ -17,6 +17,7 @@ class Times:
     prepared_at: float = 0.0
     admitted_at: float = 0.0
     first_token_at: float = 0.0
+    last_token_at: float = 0.0
     finished_at: float = 0.0
 
 

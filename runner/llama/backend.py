@@ -22,11 +22,6 @@ class NativeTime:
     sample_s: float = 0.0
     move_s: float = 0.0
 
-    @property
-    def total_s(self) -> float:
-        """All of it."""
-        return self.decode_s + self.sample_s + self.move_s
-
 
 class LlamaBackend:
     """N slots of one context."""

@@ -72,6 +72,8 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
                 raise SecurityError("the template makes a text that is too long")
         elif isinstance(left, (str, bytes, list, tuple)) or isinstance(right, (str, bytes, list, tuple)) or operator == "**":
             _check_numbers((left, right))
+            if operator == "%" and isinstance(left, str):
+                _check_format_width(left)
             if operator == "*":
                 size = len(left) * right if hasattr(left, "__len__") and isinstance(right, int) else 0
                 size = len(right) * left if hasattr(right, "__len__") and isinstance(left, int) else size
@@ -88,8 +90,6 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 def _check_numbers(values: Sequence[Any]) -> None:
     if any(isinstance(value, int) and abs(value) > MAX_NUMBER for value in values):
         raise SecurityError(f"the template uses a number above {MAX_NUMBER:,}")
-    if any(isinstance(value, str) and "%" in value and any(ch.isdigit() for ch in value) for value in values[:1]) and len(values) > 1:
-        _check_format_width(values[0])
 
 
 def _check_format_width(text: str) -> None:
@@ -112,6 +112,7 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         for name in ("center", "indent", "wordwrap", "batch", "slice", "truncate"):
             environment.filters[name] = _bounded_filter(environment.filters[name])
+        environment.filters["format"] = _bounded_format(environment.filters["format"])
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self._constants = {"bos_token": bos, "eos_token": eos}
@@ -232,9 +233,17 @@ def _bounded_filter(inner: Any) -> Any:
             raise SecurityError("the template formats to an unreasonable width")
         return inner(*args, **kwargs)
 
-    for name in ("jinja_pass_arg",):
-        if hasattr(inner, name):
-            setattr(bounded, name, getattr(inner, name))
+    # jinja2 marks with this attribute what a filter wants to be given first.
+    if hasattr(inner, "jinja_pass_arg"):
+        bounded.jinja_pass_arg = inner.jinja_pass_arg  # type: ignore[attr-defined]
+    return bounded
+
+
+def _bounded_format(inner: Any) -> Any:
+    def bounded(text: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_format_width(str(text))
+        return inner(text, *args, **kwargs)
+
     return bounded
 
 
@@ -253,4 +262,3 @@ def _strftime_now(layout: str) -> str:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
-

@@ -5,15 +5,13 @@ beside it (one more Python process to unpack, to end and to be killed) and buys 
 """
 
 import asyncio
-import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
 
-from runner.config import EngineConfig
+from runner.config import EngineConfig, child_environment
 from runner.serving.protocol import Configure, FrameReader, FromEngine, ToEngine, frame
 
 ENGINE_FLAG = "--engine-process"
@@ -60,7 +58,7 @@ class EngineChild(asyncio.SubprocessProtocol):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=_environment(os.environ),
+            env=_environment(),
             **_apart(),
         )
         child.send(Configure(config))
@@ -89,8 +87,6 @@ class EngineChild(asyncio.SubprocessProtocol):
         if not done:
             self.kill()
             await asyncio.wait([self._is_gone], timeout=within_s)
-        if self._transport is not None:
-            self._transport.close()
 
     # -- asyncio's side ------------------------------------------------------------------------------------------------
 
@@ -126,6 +122,7 @@ class EngineChild(asyncio.SubprocessProtocol):
         if self._has_exited and self._n_open_pipes == 0 and not self._is_gone.done():
             self._is_gone.set_result(None)
             assert self._transport is not None
+            self._transport.close()
             self._owner.on_exit(self._transport.get_returncode())
 
 
@@ -146,9 +143,9 @@ def _command() -> list[str]:
     return [sys.executable, "-m", "runner.serving.process"]
 
 
-def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     # A failed assertion in ggml would start gdb to print a backtrace: seconds in which the front waits for the end.
-    return {**inherited, "GGML_NO_BACKTRACE": "1"}
+    return child_environment({"GGML_NO_BACKTRACE": "1"})
 
 
 def _apart() -> dict[str, Any]:

@@ -61,15 +61,19 @@ class Engine:
     preparer: Preparer
     clock: Clock
 
+    def native_seconds(self) -> NativeSeconds:
+        """What the back end spent outside Python so far."""
+        native = self.backend.native
+        return NativeSeconds(native.decode_s, native.sample_s, native.move_s)
+
     def make_loop(self, emit: Callable[[StepEvents], None]) -> EngineLoop:
         """The decode loop over this engine."""
-        native = self.backend.native
         return EngineLoop(
             self.scheduler,
             self.backend,
             clock=self.clock,
             emit=emit,
-            native=lambda: NativeSeconds(native.decode_s, native.sample_s, native.move_s),
+            native=self.native_seconds,
             first_guess_s=self.info.size_bytes / _SLOWEST_BYTES_PER_S,
         )
 

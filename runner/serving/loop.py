@@ -12,6 +12,7 @@ from runner.engine.scheduler import Scheduler, StepResult
 from runner.engine.sequence import Sequence
 from runner.serving.prepare import Prepared
 from runner.serving.protocol import Cancel, Counters, Delta, Failed, Finished, SlotState, Snapshot, Stamps, StepEvents
+from runner.serving.timings import GapHistogram
 
 _SNAPSHOT_EVERY_S = 0.05
 _IDLE_WAIT_S = 1.0
@@ -40,6 +41,11 @@ class NativeSeconds:
     sample_s: float
     move_s: float
 
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return self.decode_s + self.sample_s + self.move_s
+
 
 class EngineLoop:
     """Drives scheduler and backend. `inbox` may be filled from any thread; everything else belongs to `run`'s."""
@@ -56,6 +62,7 @@ class EngineLoop:
     ) -> None:
         self.inbox: SimpleQueue[Message] = SimpleQueue()
         self.totals = Totals()
+        self._gaps = GapHistogram()
         self._scheduler, self._backend = scheduler, backend
         self._clock, self._emit, self._native = clock, emit, native
         self._first_guess_s = first_guess_s
@@ -140,6 +147,8 @@ class EngineLoop:
         events = self._events
         events.deltas.extend(Delta(sequence.request_id, text, 1) for sequence, text in result.texts)
         events.finished.extend(map(_finished, result.ended))
+        for gap_s in result.gaps_s:
+            self._gaps.observe(gap_s)
         events.failed.extend(Failed(sequence.request_id, "internal_error", why) for sequence, why in result.failed)
 
     def _send(self, now: float) -> None:
@@ -157,7 +166,7 @@ class EngineLoop:
 
     def _snapshot(self) -> Snapshot:
         totals, native = self.totals, self._native()
-        python_s = max(0.0, totals.busy_s - native.decode_s - native.sample_s - native.move_s)
+        python_s = max(0.0, totals.busy_s - native.total_s)
         counters = Counters(
             n_steps=totals.n_steps,
             n_passes=totals.n_passes,
@@ -169,6 +178,8 @@ class EngineLoop:
             sample_s=native.sample_s,
             move_s=native.move_s,
             python_s=python_s,
+            itl_s=self._gaps.sum_s,
+            itl_counts=self._gaps.counts,
         )
         slots = [_slot_state(slot.slot_id, slot.sequence, len(slot.tokens)) for slot in self._scheduler.pool.slots]
         longest_step_s = self._scheduler.longest_step_s or self._first_guess_s

@@ -17,7 +17,7 @@ from runner.llama.vocabulary import Vocabulary
 from runner.serving.protocol import Accepted, ChatPrompt, FromEngine, Refused, Submit, TextPrompt, TokenPrompt
 
 _NO_TEMPLATE = "This model has no chat template: use /v1/completions, or start with --chat-template"
-_MAX_SEED = 2**32 - 2
+_N_SEEDS = 2**32 - 1
 # Preparing yields to the decode threads, which meet at a barrier: whatever core it takes costs them double.
 _NICENESS = 10
 
@@ -52,9 +52,7 @@ class Preparer:
             )
         room = n_ctx - n_prompt
         sampling = submit.sampling
-        if sampling.seed is None:
-            seed = self._seed if self._seed is not None else self._random.randint(0, _MAX_SEED)
-            sampling = msgspec.structs.replace(sampling, seed=seed)
+        sampling = msgspec.structs.replace(sampling, seed=self._seed_for(submit))
         sequence = Sequence(
             request_id=submit.request_id,
             prompt=tokens,
@@ -66,6 +64,13 @@ class Preparer:
             times=Times(arrived_at=arrived_at, prepared_at=now),
         )
         return Prepared(sequence, self._echo(submit, tokens))
+
+    def _seed_for(self, submit: Submit) -> int:
+        """The request's seed, else the server's, else a new one; 32 bits, as llama.cpp takes them (the last value means none)."""
+        seed = submit.sampling.seed if submit.sampling.seed is not None else self._seed
+        if seed is None:
+            seed = self._random.randrange(_N_SEEDS)
+        return (seed + submit.seed_offset) % _N_SEEDS
 
     def _tokens(self, submit: Submit) -> list[int]:
         match submit.prompt:

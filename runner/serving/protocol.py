@@ -44,7 +44,10 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
-    """One generation. `max_tokens` None: until the slot's end. `echo` sends the prompt's text first (plain and token prompts)."""
+    """One generation. `max_tokens` None: until the slot's end. `echo` sends the prompt's text first.
+
+    `seed_offset` is added to the request's seed or the server's: the choices of one request differ, and can be had again.
+    """
 
     request_id: str
     prompt: Prompt
@@ -54,6 +57,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     ignore_eos: bool = False
     cache_prompt: bool = True
     echo: bool = False
+    seed_offset: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -191,7 +195,11 @@ class SlotState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals since this engine started. Times in seconds."""
+    """Totals since this engine started. Times in seconds.
+
+    `itl_counts` are the gaps between two tokens of a sequence by the buckets of `timings.ITL_BUCKETS_S` (not cumulative, the
+    last one is beyond all of them), `itl_s` their sum.
+    """
 
     n_steps: int = 0
     n_passes: int = 0
@@ -203,6 +211,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     sample_s: float = 0.0
     move_s: float = 0.0
     python_s: float = 0.0
+    itl_s: float = 0.0
+    itl_counts: list[int] = []
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -131,13 +131,15 @@ class PromptReader:
     async def read(self) -> str | None:
         """The next message, or None where the person leaves."""
         self._wants_to_leave = False
-        self.is_reading = True
         try:
-            return unquoted((await self._session.prompt_async(handle_sigint=False)).strip())
+            return unquoted((await self._session.prompt_async(pre_run=self._begin, handle_sigint=False)).strip())
         except EOFError:
             return None
         finally:
             self.is_reading = False
+
+    def _begin(self) -> None:
+        self.is_reading = True  # from here on Ctrl-C is a key and no signal
 
     def _placeholder(self) -> str:
         return "(Ctrl-C again or Ctrl-D leaves)" if self._wants_to_leave else ""

@@ -31,6 +31,7 @@ class Chat:
         self._options = options
         self._answer: Answer | None = None
         self._ids = (f"terminal:{n}" for n in itertools.count(1))  # those of the server hold a #
+        self._has_asked = False
         self._has_told_of_dropping = False
         screen.answers.on_broken = self._stop_answer
 
@@ -46,6 +47,7 @@ class Chat:
 
     async def take(self, message: str) -> None:
         """Answer one message, or do what a command says."""
+        self._has_asked = True
         try:
             if is_command(message):
                 run_command(self, message)
@@ -58,7 +60,7 @@ class Chat:
     def interrupt(self) -> bool:
         """Ctrl-C as a signal: True where it was meant for the answer (or came as one ended), False where it means the program."""
         self._stop_answer()
-        return self._screen.surface.is_terminal and not self._reader.is_reading
+        return self._has_asked and self._screen.surface.is_terminal and not self._reader.is_reading
 
     def say(self, text: str) -> None:
         """Show lines to the person."""

@@ -182,6 +182,13 @@ def test_missing_swapped_or_incomplete_parts_are_named(tmp_path: Path) -> None:
         open_source(lone)
 
 
+def test_parts_of_something_that_is_no_language_model_are_refused(tmp_path: Path) -> None:
+    _, paths = splits(tmp_path)
+    paths[0].write_bytes(paths[0].read_bytes().replace(b"general.architecture", b"general.architectura"))
+    with pytest.raises(ModelDamaged, match="no architecture"):
+        open_source(paths[0])
+
+
 @pytest.mark.parametrize("alignment", [1, 4, 16])
 def test_badly_aligned_data_is_aligned_for_the_map(tmp_path: Path, alignment: int) -> None:
     bundle = packed(tmp_path, small_gguf(alignment).encode())

@@ -82,3 +82,18 @@ def serve(*arguments: str, home: Path, **popen: Any) -> Served:
         if match := LISTENING.search(line):
             return Served(process, match.group(1), said)
     raise AssertionError(f"it ended before it listened: {said}")
+
+
+def left_of(processes: list[psutil.Process], within_s: float = 2.0) -> list[psutil.Process]:
+    """Those that still run after this time. One that has ended and that nobody has waited for yet runs no more."""
+    deadline = time.monotonic() + within_s
+    while (running := [process for process in processes if _runs(process)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return running
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -52,7 +52,7 @@ def test_version_is_one_line(tmp_path: Path) -> None:
 
 def test_help_names_every_command(tmp_path: Path) -> None:
     done = run("--help", home=tmp_path)
-    listed = [line.split()[0] for line in done.stdout.partition("Commands:\n")[2].splitlines()]
+    listed = [line.split()[0] for line in done.stdout.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()]
     assert listed == list(COMMANDS)
     assert done.returncode == 0
 

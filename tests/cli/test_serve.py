@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.program import COMMAND, Served, environment, run, serve
+from tests.cli.program import COMMAND, Served, environment, left_of, run, serve
 
-SMALL = ("--slots", "2", "--ctx", "512", "--port", "0")
+SMALL = ("--threads", "1", "--slots", "2", "--ctx", "512", "--port", "0")
 MAX_END_S = 2.0
 
 
@@ -78,9 +78,8 @@ def is_port_free(port: int) -> bool:
     return True
 
 
-def assert_nothing_left(tree: list[psutil.Process], port: int, within_s: float = MAX_END_S) -> None:
-    _, alive = psutil.wait_procs(tree, timeout=within_s)
-    assert alive == []
+def assert_nothing_left(tree: list[psutil.Process], port: int) -> None:
+    assert left_of(tree, MAX_END_S) == []
     assert is_port_free(port)
 
 
@@ -135,7 +134,20 @@ def test_drain_lets_a_running_answer_end_and_refuses_new_ones(smollm2_path: Path
 
 def test_second_signal_ends_a_drain(smollm2_path: Path, tmp_path: Path) -> None:
     program = serve(
-        "serve", "-m", str(smollm2_path), "--slots", "1", "--ctx", "4096", "--port", "0", "--drain-timeout", "60", home=tmp_path
+        "serve",
+        "-m",
+        str(smollm2_path),
+        "--threads",
+        "1",
+        "--slots",
+        "1",
+        "--ctx",
+        "4096",
+        "--port",
+        "0",
+        "--drain-timeout",
+        "60",
+        home=tmp_path,
     )
     with stream_of(program, max_tokens=4000):
         program.signal(signal.SIGTERM)
@@ -226,3 +238,17 @@ def test_log_file_that_cannot_be_written_is_told(smollm2_path: Path, tmp_path: P
     done = run("serve", "-m", str(smollm2_path), "--port", "0", "--log-file", str(tmp_path / "no" / "log"), home=tmp_path)
     assert done.returncode == 1
     assert done.stderr == f"Error: The log file {tmp_path / 'no' / 'log'} cannot be written: No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [(("--ctx", "100000000"), "100"), (("--device", "nosuch"), "nosuch")],
+    ids=["context beyond memory", "no such device"],
+)
+def test_engine_that_cannot_start_is_one_sentence(smollm2_path: Path, tmp_path: Path, options: tuple[str, str], word: str) -> None:
+    done = run("serve", "-m", str(smollm2_path), "--port", "0", *options, home=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("2")]
+    assert len(lines) == 1
+    assert lines[0].startswith("Error: ")
+    assert word in lines[0].replace(",", "")

@@ -104,18 +104,19 @@ def test_user_without_a_name_and_a_read_only_directory_are_no_obstacle(executabl
         with_exe.rmdir()
 
 
-def in_noexec_tmp(executable: Path, script: str) -> subprocess.CompletedProcess[str]:
-    """Run `script` where /tmp is mounted noexec and /run is not; $APP is the executable."""
-    mounts = "mount -t tmpfs -o noexec none /tmp && mount -t tmpfs none /run || exit 77"
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f"{mounts}; {script}"]
-    environment = {"PATH": os.environ["PATH"], "APP": str(executable)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+def test_noexec_tmp_ends_with_a_message_and_tmpdir_is_the_way_out(executable: Path, tmp_path: Path) -> None:
+    noexec, other = tmp_path / "noexec", tmp_path / "other"
+    noexec.mkdir()
+    other.mkdir()
 
+    def version(unpacked: Path) -> subprocess.CompletedProcess[str]:
+        script = f'mount -t tmpfs -o noexec none "{noexec}" || exit 77; TMPDIR="{unpacked}" "{executable}" --version'
+        command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
-def test_noexec_tmp_ends_with_a_message_and_tmpdir_is_the_way_out(executable: Path) -> None:
-    done = in_noexec_tmp(executable, '"$APP" --version')
-    if done.returncode == 77 or "unshare" in done.stderr:
-        pytest.skip(f"this system lets nobody mount in a namespace: {done.stderr.strip()}")
-    assert done.returncode != 0
-    assert "failed to map" in done.stderr
-    assert in_noexec_tmp(executable, 'TMPDIR=/run "$APP" --version').stdout.startswith("slotfile ")
+    refused = version(noexec)
+    if refused.returncode == 77 or "unshare" in refused.stderr:
+        pytest.skip(f"this system lets nobody mount in a namespace: {refused.stderr.strip()}")
+    assert refused.returncode != 0
+    assert "failed to map" in refused.stderr
+    assert version(other).stdout.startswith("slotfile ")

@@ -1,0 +1,151 @@
+"""Load on an OpenAI-compatible server on this machine, and what its clients saw. Figures mean something side by side only."""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+import msgspec
+
+WORDS = ("river", "stone", "copper", "garden", "window", "silver", "market", "engine", "paper", "forest", "bridge", "candle")
+TIMEOUT_S = 600
+
+
+@dataclass(slots=True)
+class Stream:
+    """One streamed answer: when it was asked for and when each piece of text came (seconds, one clock)."""
+
+    asked_at: float
+    stamps: list[float] = field(default_factory=list)
+    n_tokens: int = 0
+    status: int = 0
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between two pieces of text."""
+        return [b - a for a, b in zip(self.stamps, self.stamps[1:], strict=False)]
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
+_chunks = msgspec.json.Decoder(_Chunk)
+
+
+def words(n: int, seed: int) -> str:
+    """`n` words in an order of their own."""
+    return " ".join(random.Random(seed).choices(WORDS, k=n))  # noqa: S311
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of them lie. Raises ValueError for none."""
+    if not values:
+        raise ValueError("no values")
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+class Load:
+    """A client of the server at `url`."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def parallel(self, n_clients: int, n_tokens: int, seed: int) -> float:
+        """Aggregate tokens a second of `n_clients` streams with prompts of their own."""
+        async with self._session() as session:
+            prompts = [f"Write a story about a {words(6, seed * 1000 + i)}." for i in range(n_clients)]
+            streams = await asyncio.gather(*(self.stream(session, prompt, n_tokens) for prompt in prompts))
+        seconds = max(stream.stamps[-1] for stream in streams) - min(stream.asked_at for stream in streams)
+        return sum(stream.n_tokens for stream in streams) / seconds
+
+    async def gaps(
+        self, n_clients: int, n_tokens: int, seed: int, *, flood: tuple[float, int] | None = None, n_stalled: int = 0
+    ) -> list[float]:
+        """All gaps between tokens of `n_clients` streams.
+
+        `flood` is (prompts a second, words in each), sent while they run; `n_stalled` clients ask for a stream and never read it.
+        Gaps are counted from the moment every stream has begun.
+        """
+        async with self._session() as session:
+            prompts = [f"Write a story about a {words(6, seed * 1000 + i)}." for i in range(n_clients)]
+            tasks = [asyncio.create_task(self.stream(session, prompt, n_tokens)) for prompt in prompts]
+            disturbances = []
+            if flood is not None:
+                disturbances.append(asyncio.create_task(self._flood(session, *flood)))
+            stalled = [await self._stall(session, n_tokens) for _ in range(n_stalled)]
+            streams = await asyncio.gather(*tasks)
+            for task in disturbances:
+                task.cancel()
+            for response in stalled:
+                response.close()
+        begun = max(stream.stamps[0] for stream in streams)
+        return [b - a for stream in streams for a, b in zip(stream.stamps, stream.stamps[1:], strict=False) if a >= begun]
+
+    async def stream(self, session: aiohttp.ClientSession, prompt: str, n_tokens: int) -> Stream:
+        """One streamed chat answer of exactly `n_tokens`."""
+        found = Stream(time.perf_counter())
+        async with session.post(self._url + "/v1/chat/completions", json=_body(prompt, n_tokens)) as response:
+            found.status = response.status
+            response.raise_for_status()
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                chunk = _chunks.decode(line[6:])
+                if chunk.choices and chunk.choices[0].delta.content:
+                    found.stamps.append(time.perf_counter())
+                if chunk.usage is not None:
+                    found.n_tokens = chunk.usage.completion_tokens
+        return found
+
+    async def _flood(self, session: aiohttp.ClientSession, per_second: float, n_words: int) -> None:
+        """Prompts at a steady rate; whatever the answer is, it is not waited for before the next one."""
+        prompt, tasks = words(n_words, 1), set()
+        try:
+            while True:
+                tasks.add(asyncio.create_task(self._post(session, prompt)))
+                await asyncio.sleep(1 / per_second)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _post(self, session: aiohttp.ClientSession, prompt: str) -> None:
+        async with session.post(self._url + "/v1/chat/completions", json=_body(prompt, 1)) as response:
+            await response.read()
+
+    async def _stall(self, session: aiohttp.ClientSession, n_tokens: int) -> aiohttp.ClientResponse:
+        return await session.post(self._url + "/v1/chat/completions", json=_body("Write a long story.", n_tokens))
+
+    @staticmethod
+    def _session() -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), read_bufsize=2**16)
+
+
+def _body(prompt: str, n_tokens: int) -> dict[str, object]:
+    return {
+        "model": "default",
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": n_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0,
+        "seed": 1,
+        "ignore_eos": True,
+    }

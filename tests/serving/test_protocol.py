@@ -1,0 +1,71 @@
+"""Frames, however the bytes arrive."""
+
+import msgspec
+import pytest
+
+from runner.config import EngineConfig, ModelFile
+from runner.engine.sampling import SamplingParams
+from runner.serving.protocol import (
+    Accepted,
+    Cancel,
+    ChatPrompt,
+    Configure,
+    Delta,
+    Failed,
+    Finished,
+    FrameReader,
+    FromEngine,
+    LoadFailed,
+    LoadProgress,
+    Refused,
+    Stamps,
+    StepEvents,
+    Submit,
+    TextPrompt,
+    ToEngine,
+    TokenPrompt,
+    frame,
+)
+
+TO_ENGINE = [
+    Configure(EngineConfig(model=ModelFile("m.gguf", 65536, 10), model_name="m")),
+    Submit(request_id="a", prompt=ChatPrompt([{"role": "user", "content": "hi"}]), sampling=SamplingParams(), stop=("x",)),
+    Submit(request_id="b", prompt=TextPrompt("hi"), sampling=SamplingParams(logit_bias=((5, -1.0),)), max_tokens=3),
+    Submit(request_id="c", prompt=TokenPrompt([1, 2]), sampling=SamplingParams()),
+    Cancel("a"),
+]
+FROM_ENGINE = [
+    LoadProgress(0.5),
+    LoadFailed("no", is_final=True),
+    Accepted("a", 7),
+    Refused("a", "invalid_request_error", "no", "messages"),
+    StepEvents(["a"], [Delta("a", "é", 1)], [Finished("b", "stop", 1, 0, 2, Stamps(1.0, 2.0, 3.0, 4.0, 5.0))], [Failed("c", "x", "y")]),
+]
+
+
+@pytest.mark.parametrize("message", TO_ENGINE, ids=lambda message: type(message).__name__)
+def test_what_the_front_says_comes_back_equal(message: ToEngine) -> None:
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=ToEngine) == message
+
+
+@pytest.mark.parametrize("message", FROM_ENGINE, ids=lambda message: type(message).__name__)
+def test_what_the_engine_says_comes_back_equal(message: FromEngine) -> None:
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=FromEngine) == message
+
+
+def test_frames_are_cut_right_at_every_split() -> None:
+    payloads = [b"", b"a", b"bc" * 300]
+    stream = b"".join(map(frame, payloads))
+    for cut in range(len(stream) + 1):
+        reader = FrameReader()
+        assert [*reader.feed(stream[:cut]), *reader.feed(stream[cut:])] == payloads
+
+
+def test_frames_are_cut_right_one_byte_at_a_time() -> None:
+    reader = FrameReader()
+    assert [found for byte in frame(b"abc") + frame(b"d") for found in reader.feed(bytes([byte]))] == [b"abc", b"d"]
+
+
+def test_an_absurd_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="a frame of 4294967295 bytes"):
+        list(FrameReader().feed(b"\xff\xff\xff\xff"))
