@@ -58,7 +58,7 @@ class RawBench:
     def decode(self, slots: Sequence[int], *, is_sampled: bool = True, n_generate: int = N_GENERATE) -> RawFigures:
         """Decode on exactly these slots: all are filled first, then the others are cancelled.
 
-        Counted from some steps after that (gaps between slots are closed by then) until the first sequence ends.
+        Counted from some steps after that (gaps between slots are closed by then) for `n_generate` steps.
         """
         engine, clock = self._engine, time.perf_counter
         scheduler = engine.scheduler
@@ -68,7 +68,8 @@ class RawBench:
         )
         self._n_runs += 1
         n_slots = len(scheduler.pool.slots)
-        generations = [self._generation(index, n_generate + 4 * n_slots) for index in range(n_slots)]
+        # None of them ends while it is measured: an engine that falls idle waits for work.
+        generations = [self._generation(index, 2 * n_generate + 4 * n_slots) for index in range(n_slots)]
         for generation in generations:
             loop.inbox.put(Prepared(generation, ""))
         while not all(generation.n_generated for generation in generations):
@@ -86,7 +87,7 @@ class RawBench:
             loop.totals.n_passes,
         )
         n_before = sum(generation.n_generated for generation in kept)
-        while not any(generation.is_finished for generation in kept):
+        for _ in range(n_generate):
             loop.step()
         seconds, native = clock() - before, engine.native_seconds().total_s - native_before
         n_tokens, n_steps = sum(generation.n_generated for generation in kept) - n_before, loop.totals.n_steps - steps_before

@@ -89,12 +89,17 @@ def speed_line(finished: Finished) -> str:
     """`42 tokens, 51.2 tokens/s, first after 0.12 s` from a request's stamps."""
     stamps, n = finished.stamps, finished.n_completion
     decode_s = stamps.finished_at - stamps.first_token_at
-    parts = [f"{n:,} token{'' if n == 1 else 's'}"]
+    parts = [counted(n, "token")]
     if n > 1 and decode_s > 0:
         parts.append(f"{(n - 1) / decode_s:.1f} tokens/s")
     if stamps.first_token_at > 0:
         parts.append(f"first after {stamps.first_token_at - stamps.arrived_at:.2f} s")
     return ", ".join(parts)
+
+
+def counted(n: int, noun: str) -> str:
+    """`1 token`, `1,234 tokens`."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def slots_table(snapshot: Snapshot | None) -> str:
@@ -111,14 +116,12 @@ def _slot_line(slot: SlotState) -> str:
 
 def chosen_lines(info: ModelInfo) -> list[str]:
     """What was loaded and what was chosen for this machine, for the start of a session or a log."""
-    threads = (
-        f"{info.n_threads} threads"
-        if info.n_threads == info.n_threads_batch
-        else f"{info.n_threads} threads ({info.n_threads_batch} for prompts)"
-    )
+    threads = counted(info.n_threads, "thread")
+    if info.n_threads_batch != info.n_threads:
+        threads += f" ({info.n_threads_batch} for prompts)"
     lines = [
         f"{info.name}: {info.description}, loaded in {info.load_s:.2f} s",
-        f"{info.n_slots} slots x {info.n_ctx_slot:,} tokens, KV cache {info.kv_bytes / MIB:,.0f} MiB, {threads}",
+        f"{counted(info.n_slots, 'slot')} x {info.n_ctx_slot:,} tokens, KV cache {info.kv_bytes / MIB:,.0f} MiB, {threads}",
         f"{_device(info)}, CPU library {info.cpu_library}",
     ]
     return lines + info.notes

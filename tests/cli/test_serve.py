@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any, Protocol
 
 import psutil
 import pytest
@@ -19,11 +20,29 @@ SMALL = ("--threads", "1", "--slots", "2", "--ctx", "512", "--port", "0")
 MAX_END_S = 2.0
 
 
+class Starter(Protocol):
+    """Starts a program that the test need not end."""
+
+    def __call__(self, *arguments: str, home: Path, **popen: Any) -> Served:
+        """As `serve`."""
+
+
 @pytest.fixture
-def served(smollm2_path: Path, tmp_path: Path) -> Iterator[Served]:
-    program = serve("serve", "-m", str(smollm2_path), *SMALL, home=tmp_path)
-    yield program
-    reap(program)
+def start() -> Iterator[Starter]:
+    programs: list[Served] = []
+
+    def started(*arguments: str, home: Path, **popen: Any) -> Served:
+        programs.append(serve(*arguments, home=home, **popen))
+        return programs[-1]
+
+    yield started
+    for program in programs:
+        reap(program)
+
+
+@pytest.fixture
+def served(start: Starter, smollm2_path: Path, tmp_path: Path) -> Served:
+    return start("serve", "-m", str(smollm2_path), *SMALL, home=tmp_path)
 
 
 def reap(program: Served) -> None:
@@ -121,8 +140,8 @@ def test_open_streams_and_idle_connections_hold_nothing_up(served: Served) -> No
     assert_nothing_left(tree, served.port)
 
 
-def test_drain_lets_a_running_answer_end_and_refuses_new_ones(smollm2_path: Path, tmp_path: Path) -> None:
-    program = serve("serve", "-m", str(smollm2_path), *SMALL, "--drain-timeout", "30", home=tmp_path)
+def test_drain_lets_a_running_answer_end_and_refuses_new_ones(start: Starter, smollm2_path: Path, tmp_path: Path) -> None:
+    program = start("serve", "-m", str(smollm2_path), *SMALL, "--drain-timeout", "30", home=tmp_path)
     with stream_of(program, max_tokens=50) as stream:
         program.signal(signal.SIGTERM)
         rest = stream.read()
@@ -132,8 +151,8 @@ def test_drain_lets_a_running_answer_end_and_refuses_new_ones(smollm2_path: Path
     assert returncode == 0
 
 
-def test_second_signal_ends_a_drain(smollm2_path: Path, tmp_path: Path) -> None:
-    program = serve(
+def test_second_signal_ends_a_drain(start: Starter, smollm2_path: Path, tmp_path: Path) -> None:
+    program = start(
         "serve",
         "-m",
         str(smollm2_path),
@@ -167,8 +186,8 @@ def test_killed_front_takes_its_engine_with_it(served: Served) -> None:
         assert_nothing_left(tree, served.port)
 
 
-def test_nohup_is_respected(smollm2_path: Path, tmp_path: Path) -> None:
-    program = serve(
+def test_nohup_is_respected(start: Starter, smollm2_path: Path, tmp_path: Path) -> None:
+    program = start(
         "serve", "-m", str(smollm2_path), *SMALL, home=tmp_path, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
     )
     program.signal(signal.SIGHUP)
@@ -195,17 +214,19 @@ def test_another_copy_of_us_has_the_port(served: Served, smollm2_path: Path, tmp
     assert done.stderr.startswith(f"Error: Port {served.port} of 127.0.0.1 is in use")
 
 
-def test_without_a_terminal_no_command_means_serve(smollm2_path: Path, tmp_path: Path) -> None:
-    program = serve("-m", str(smollm2_path), *SMALL, home=tmp_path)
+def test_without_a_terminal_no_command_means_serve(start: Starter, smollm2_path: Path, tmp_path: Path) -> None:
+    program = start("-m", str(smollm2_path), *SMALL, home=tmp_path)
     idle_connection_of(program).close()
     program.signal(signal.SIGTERM)
     assert program.end()[0] == 0
 
 
 @pytest.mark.parametrize("make_home", [lambda path: path / "nowhere", lambda path: path / "file"], ids=["missing", "unwritable"])
-def test_home_that_cannot_be_used_changes_nothing(smollm2_path: Path, tmp_path: Path, make_home: Callable[[Path], Path]) -> None:
+def test_home_that_cannot_be_used_changes_nothing(
+    start: Starter, smollm2_path: Path, tmp_path: Path, make_home: Callable[[Path], Path]
+) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    program = serve("serve", "-m", str(smollm2_path), *SMALL, home=make_home(tmp_path))
+    program = start("serve", "-m", str(smollm2_path), *SMALL, home=make_home(tmp_path))
     program.signal(signal.SIGTERM)
     assert program.end()[0] == 0
 

@@ -103,6 +103,6 @@ def test_speed_is_that_between_the_first_and_the_last_token(n: int, line: str) -
 def test_what_was_chosen_is_three_lines_and_the_notes() -> None:
     assert chosen_lines(model_info()) == [
         "fake-model: fake 1M, loaded in 0.00 s",
-        "4 slots x 512 tokens, KV cache 0 MiB, 1 threads",
+        "4 slots x 512 tokens, KV cache 0 MiB, 1 thread",
         "CPU only, CPU library fake",
     ]
