@@ -22,10 +22,14 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What to do with the cells, then which rows to decode, in ascending slot id. No chunks: nothing to compute until `wake_at`."""
+    """What to do with the cells, then which rows to decode, in ascending slot id. No chunks: nothing to compute until `wake_at`.
+
+    `is_prompt`: the rows compute prompts; else they continue answers.
+    """
 
     kv_ops: tuple[KvOp, ...] = ()
     chunks: tuple[Chunk, ...] = ()
+    is_prompt: bool = False
     wake_at: float | None = None
 
     @property
@@ -50,8 +54,11 @@ def count_passes(rows: Sequence[tuple[int, int]]) -> int:
     The rule of `llama_batch_allocr::split_equal(sequential=true)` in llama-batch.cpp: a pass starts with the first slot that
     has tokens left, takes each following one whose id is the next number, and goes as deep as the shortest of them.
     """
-    left = [[slot_id, n] for slot_id, n in rows]
     passes = 0
+    if all(n == 1 for _, n in rows):
+        # The step of every token: the number of runs of consecutive slots.
+        return sum(i == 0 or slot_id != rows[i - 1][0] + 1 for i, (slot_id, _) in enumerate(rows))
+    left = [[slot_id, n] for slot_id, n in rows]
     while left:
         group = [left[0]]
         for entry in left[1:]:

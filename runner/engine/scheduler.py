@@ -10,7 +10,7 @@ an uncommitted plan has changed no token list.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -89,17 +89,16 @@ class Scheduler:
         ops: list[KvOp] = list(self._repairs.values())
         ops += self._place_waiting(now)
         if self._solo:
-            return BatchPlan(tuple(ops), self._solo_chunk())
+            return self._solo_plan(tuple(ops))
         decoding = [s for s in self.running if s.state is State.DECODE]
         prefilling = [s for s in self.running if s.state is State.PREFILL]
         if prefilling and (self._prompt_is_due or not decoding):
-            chunks: tuple[Chunk, ...] = (self._prompt_chunk(prefilling[0], others_decode=bool(decoding)),)
-        elif decoding:
+            n_rows = self._budget.n_rows(others_decode=bool(decoding))
+            return BatchPlan(tuple(ops), self._prompt_chunks(prefilling, n_rows), is_prompt=True)
+        if decoding:
             ops += self._close_a_gap(decoding)
-            chunks = tuple(sorted(map(self._decode_chunk, decoding), key=_by_slot))
-        else:
-            chunks = ()
-        return BatchPlan(tuple(ops), chunks)
+            return BatchPlan(tuple(ops), tuple(sorted(map(self._decode_chunk, decoding), key=_by_slot)))
+        return BatchPlan(tuple(ops))
 
     def take_placed(self) -> list[Sequence]:
         """The sequences that got a slot since the last call: each needs a sampler chain before its first logits."""
@@ -140,10 +139,10 @@ class Scheduler:
         return ops
 
     def _close_a_gap(self, decoding: list[Sequence]) -> list[KvOp]:
-        movers = {s.slot_id: Mover(len(self._slot_of(s).tokens), s.max_tokens - s.n_generated) for s in decoding if s.slot_id is not None}
-        busy = {slot.slot_id for slot in self.pool.slots if not slot.is_free}
-        if len(busy) == len(self.pool.slots) or max(busy) - min(busy) < len(busy):
+        busy = {sequence.slot_id for sequence in self.running if sequence.slot_id is not None}
+        if max(busy) - min(busy) < len(busy):
             return []
+        movers = {s.slot_id: Mover(len(self._slot_of(s).tokens), s.max_tokens - s.n_generated) for s in decoding if s.slot_id is not None}
         free = {slot.slot_id: len(slot.tokens) for slot in self.pool.slots if slot.is_free}
         swap = closing_swap(movers, busy, free, self._weights)
         if swap is None:
@@ -160,10 +159,24 @@ class Scheduler:
         if sequence.state is State.DECODE:
             sequence.n_faults = MAX_FAULTS  # its generated tokens are gone from the cells: the next commit gives it up
 
-    def _prompt_chunk(self, sequence: Sequence, *, others_decode: bool) -> Chunk:
+    def _prompt_chunks(self, prefilling: list[Sequence], n_rows: int) -> tuple[Chunk, ...]:
+        """The oldest prompt's chunk, and of prompts in adjacent slots what the budget leaves: they share its passes.
+
+        A prompt that is not adjacent would be a pass of its own, and may as well have a step of its own.
+        """
+        oldest = self._slot_of(prefilling[0]).slot_id
+        run = _run_around(oldest, {self._slot_of(sequence).slot_id for sequence in prefilling})
+        chunks: list[Chunk] = []
+        for sequence in prefilling:
+            if n_rows > 0 and sequence.slot_id in run:
+                chunks.append(self._prompt_chunk(sequence, n_rows))
+                n_rows -= len(chunks[-1].tokens)
+        return tuple(sorted(chunks, key=_by_slot))
+
+    def _prompt_chunk(self, sequence: Sequence, n_rows: int) -> Chunk:
         slot = self._slot_of(sequence)
         pos = len(slot.tokens)
-        end = min(len(sequence.prompt), pos + self._budget.n_rows(others_decode=others_decode))
+        end = min(len(sequence.prompt), pos + n_rows)
         return Chunk(slot.slot_id, pos, sequence.prompt[pos:end], has_logits=end == len(sequence.prompt))
 
     def _decode_chunk(self, sequence: Sequence) -> Chunk:
@@ -171,16 +184,17 @@ class Scheduler:
         assert sequence.pending is not None
         return Chunk(slot.slot_id, len(slot.tokens), (sequence.pending,), has_logits=True)
 
-    def _solo_chunk(self) -> tuple[Chunk, ...]:
+    def _solo_plan(self, ops: tuple[KvOp, ...]) -> BatchPlan:
         """One chunk alone: some row of a batch was refused, and this finds out whose."""
         while self._solo:
             sequence = self.pool[self._solo[0]].sequence
-            if sequence is not None:
-                if sequence.state is State.DECODE:
-                    return (self._decode_chunk(sequence),)
-                return (self._prompt_chunk(sequence, others_decode=True),)
-            self._solo.popleft()
-        return ()
+            if sequence is None:
+                self._solo.popleft()
+            elif sequence.state is State.DECODE:
+                return BatchPlan(ops, (self._decode_chunk(sequence),))
+            else:
+                return BatchPlan(ops, (self._prompt_chunk(sequence, self._budget.n_rows(others_decode=True)),), is_prompt=True)
+        return BatchPlan(ops)
 
     # -- booking -------------------------------------------------------------------------------------------------------
 
@@ -207,16 +221,11 @@ class Scheduler:
     def _learn(self, plan: BatchPlan, seconds: float) -> None:
         if not plan.chunks:
             return
-        is_prompt = self._is_prompt(plan)
-        self._prompt_is_due = not is_prompt
-        if is_prompt:
+        self._prompt_is_due = not plan.is_prompt
+        if plan.is_prompt:
             self._budget.learn_prompt(plan.n_rows, seconds)
         elif not plan.kv_ops:
             self._budget.learn_decode(seconds)
-
-    def _is_prompt(self, plan: BatchPlan) -> bool:
-        sequence = self.pool[plan.chunks[0].slot_id].sequence
-        return sequence is not None and sequence.state is State.PREFILL
 
     def _book(self, plan: BatchPlan, sampled: Seq[int], now: float, result: StepResult) -> None:
         tokens = iter(sampled)
@@ -292,3 +301,13 @@ class Scheduler:
 
 def _by_slot(chunk: Chunk) -> int:
     return chunk.slot_id
+
+
+def _run_around(slot_id: int, ids: Set[int]) -> range:
+    """The consecutive ids around `slot_id`."""
+    first = last = slot_id
+    while first - 1 in ids:
+        first -= 1
+    while last + 1 in ids:
+        last += 1
+    return range(first, last + 1)

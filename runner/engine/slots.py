@@ -8,7 +8,7 @@ from runner.engine.sequence import Sequence
 
 # A cached token is worth this share of a token that must be computed now, and half of it after each half-life without use:
 # its owner may come back, the newcomer is here.
-CACHED_TOKEN_WORTH = 0.5
+CACHED_TOKEN_WORTH = 0.25
 CACHE_HALF_LIFE_S = 120.0
 # What a slot away from the busy ones costs, in computed tokens: until it is moved, each decode step needs one more pass.
 APART_COST = 8.0

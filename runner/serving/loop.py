@@ -138,9 +138,10 @@ class EngineLoop:
         if plan.chunks:
             totals.n_steps += 1
             totals.n_passes += plan.n_passes
-            n_decode = sum(len(chunk.tokens) == 1 for chunk in plan.chunks)
-            totals.n_decode_rows += n_decode
-            totals.n_prompt_rows += plan.n_rows - n_decode
+            if plan.is_prompt:
+                totals.n_prompt_rows += plan.n_rows
+            else:
+                totals.n_decode_rows += len(plan.chunks)
         totals.n_swaps += sum(isinstance(op, Swap) for op in plan.kv_ops)
 
     def _collect(self, result: StepResult) -> None:

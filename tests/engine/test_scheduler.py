@@ -32,7 +32,7 @@ def test_decoding_sequences_share_one_step() -> None:
     for seed in range(4):
         rig.add(prompt(10, seed), max_tokens=20)
     rig.run()
-    assert max(plan.n_rows for plan in rig.backend.plans if len(plan.chunks) > 1) == 4
+    assert max(plan.n_rows for plan in rig.backend.plans if not plan.is_prompt) == 4
     assert dict(rig.tokens.items()) == {f"r{seed}": answer(prompt(10, seed), 20) for seed in range(4)}
 
 
@@ -44,6 +44,29 @@ def test_a_prompt_chunk_never_shares_a_step_with_decoding_rows() -> None:
     rig.run()
     for plan in rig.backend.plans:
         assert len(plan.chunks) == 1 or all(len(chunk.tokens) == 1 for chunk in plan.chunks)
+
+
+def test_short_prompts_in_adjacent_slots_share_a_step() -> None:
+    rig = Rig(n_slots=4, n_batch=64)
+    for seed, n in enumerate((10, 12, 10, 50)):
+        rig.add(prompt(n, seed), max_tokens=2)
+    rig.run()
+    first = rig.backend.plans[0]
+    assert [len(chunk.tokens) for chunk in first.chunks] == [10, 12, 10, 32]
+    assert [rig.tokens[f"r{seed}"] for seed in range(3)] == [answer(prompt(n, seed), 2) for seed, n in enumerate((10, 12, 10))]
+
+
+def test_a_prompt_away_from_the_oldest_has_a_step_of_its_own() -> None:
+    rig = Rig(n_slots=4, n_batch=64)
+    for seed in range(3):
+        rig.add(prompt(10, seed), max_tokens=1 if seed == 1 else 30)
+    rig.step()
+    rig.scheduler.cancel("r0", rig.now)
+    for seed in (5, 6):
+        rig.add(prompt(10, seed), max_tokens=2)
+    rig.run()
+    assert rig.tokens["r4"] == answer(prompt(10, 6), 2)
+    assert all(plan.n_passes <= 2 for plan in rig.backend.plans if plan.is_prompt)
 
 
 def test_a_stream_waits_for_one_chunk_at_most() -> None:
