@@ -3,15 +3,21 @@
 PYTHON ?= python3
 MODEL ?= smollm2-135m
 BACKENDS ?= cpu
+ROUNDS ?= 7
 VENV := .venv
 BIN := $(VENV)/bin
-SETUP := $(VENV)/.setup-done
+SETUP := $(VENV)/.setup-$(BACKENDS)
 
 # llama-cpp-python is built from source with these flags, unless pip finds a ready wheel where the person's settings say.
-BUILD_ENV := CMAKE_ARGS="-DCMAKE_PROJECT_INCLUDE=$(CURDIR)/build/llama_cpp.cmake $(CMAKE_ARGS)" SLOTFILE_BACKENDS=$(BACKENDS)
+BUILD_ENV := CMAKE_ARGS="-DCMAKE_PROJECT_INCLUDE=$(CURDIR)/build/llama_cpp.cmake $(CMAKE_ARGS)" SLOTFILE_BACKENDS=$(BACKENDS) \
+	CMAKE_BUILD_PARALLEL_LEVEL=$${CMAKE_BUILD_PARALLEL_LEVEL:-$$(getconf _NPROCESSORS_ONLN)}
+PIP_INSTALL := $(BUILD_ENV) $(BIN)/python -m pip install --quiet --disable-pip-version-check
+LLAMA_CPP := $(shell grep -o 'llama-cpp-python==[0-9.]*' pyproject.toml)
+# Skips pip's cache and ready wheels, for the one library that they may hold in another form.
+FROM_SOURCE := --no-cache-dir --no-binary llama-cpp-python --force-reinstall --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup exe model run test lint clean
+.PHONY: help setup exe model run test bench lint clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -20,11 +26,12 @@ help: ## list the targets
 setup: $(SETUP) ## make .venv with all that building and testing need
 
 $(SETUP): pyproject.toml build/llama_cpp.cmake
-	@sh build/check_tools.sh $(PYTHON)
+	@sh build/check_tools.sh $(PYTHON) $(BACKENDS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the libraries; llama.cpp is compiled unless a ready wheel is found, which takes some minutes"
-	@$(BUILD_ENV) CMAKE_BUILD_PARALLEL_LEVEL=$${CMAKE_BUILD_PARALLEL_LEVEL:-$$(getconf _NPROCESSORS_ONLN)} \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,build]'
+	@$(PIP_INSTALL) --editable '.[dev,build]'
+	@$(BIN)/python -m build.llama_libraries $(BACKENDS) || { echo "compiling $(LLAMA_CPP) from source" && \
+		$(PIP_INSTALL) $(FROM_SOURCE) $(LLAMA_CPP) && $(BIN)/python -m build.llama_libraries $(BACKENDS); }
 	@touch $@
 
 exe: $(SETUP) ## build dist/MODEL, one file that runs (MODEL=smollm2-135m BACKENDS=cpu)
@@ -33,13 +40,18 @@ exe: $(SETUP) ## build dist/MODEL, one file that runs (MODEL=smollm2-135m BACKEN
 model: $(SETUP) ## download and verify a model (MODEL=smollm2-135m)
 	$(BIN)/python -m build.executable $(MODEL) --fetch-only
 
-run: exe ## set up, build and start: the terminal chat, the web page and the endpoint
+run: exe ## set up, build and start: the terminal chat and the endpoint
 	dist/$(MODEL)
 
 test: $(SETUP) ## run all tests, on the real models and the built executable
 	$(BIN)/python -m build.executable gemma3-270m --fetch-only
 	$(BIN)/python -m build.executable smollm2-135m --backends cpu
 	$(BIN)/python -m pytest
+
+bench: ## measure beside llama-server (PEER=path/to/llama-server ROUNDS=7)
+	@test -x "$(PEER)" || { echo "Error: make bench PEER=path/to/llama-server needs the server to compare with" >&2; exit 2; }
+	$(MAKE) exe
+	$(BIN)/python -m build.bench --peer $(PEER) --executable dist/$(MODEL) --rounds $(ROUNDS)
 
 lint: $(SETUP) ## ruff and mypy
 	$(BIN)/python -m ruff check .

@@ -1,8 +1,9 @@
 """The figures that docs/log.md keeps: ours beside llama-server, in one run on one machine, A B A B.
 
-    python -m build.bench --peer path/to/llama-server --executable dist/smollm2-135m --model model.gguf [--rounds 7] [--only http,raw]
+    python -m build.bench --peer path/to/llama-server --executable dist/smollm2-135m [--model model.gguf] [--rounds 7] [--only http,raw]
 
-`llama-batched-bench` is taken from the peer's folder. Nothing else heavy may run meanwhile.
+Without --model it is the GGUF that was packed into the executable, from the cache. `llama-batched-bench` is taken from the peer's
+folder. Nothing else heavy may run meanwhile.
 """
 
 import argparse
@@ -24,7 +25,10 @@ from pathlib import Path
 
 import psutil
 
+from build.executable import CACHE, ROOT
+from build.fetch import Cache, fetch_model
 from runner.bench.load import Load, percentile
+from runner.bundle.catalogue import find_entry, read_catalogue
 from runner.bundle.locate import find_bundle
 
 PORT = 18080
@@ -238,6 +242,12 @@ def tree_mib(pid: int) -> float:
     return float(sum(process.memory_full_info().pss for process in [root, *root.children(recursive=True)])) / MIB
 
 
+def packed_model(name: str) -> Path:
+    """The GGUF that `make exe` packed under this name."""
+    found, entry = find_entry(read_catalogue(ROOT / "models.toml"), name)
+    return fetch_model(found, entry, Cache(CACHE, ROOT))
+
+
 PARTS: dict[str, Callable[[Contest], Iterator[Row]]] = {"http": http, "raw": raw, "itl": itl, "cold": cold, "memory": memory}
 
 
@@ -246,11 +256,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=Path, required=True)
     parser.add_argument("--executable", type=Path, required=True)
-    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--model", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default=",".join(PARTS))
     options = parser.parse_args()
-    contest = Contest(options.executable.resolve(), options.peer.resolve(), options.model.resolve(), options.rounds)
+    model = options.model or packed_model(options.executable.name)
+    contest = Contest(options.executable.resolve(), options.peer.resolve(), model.resolve(), options.rounds)
     print(f"| figure (medians of {contest.rounds} rounds) | ours | peer | ratio | target |\n|---|---|---|---|---|", flush=True)
     for part in options.only.split(","):
         for row in PARTS[part](contest):

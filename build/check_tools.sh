@@ -1,10 +1,25 @@
 #!/bin/sh
 # Names in one line what this machine lacks for `make setup`, as the command that mends it. Prints nothing where all is there.
-# Usage: check_tools.sh PYTHON
+# Usage: check_tools.sh PYTHON [BACKENDS]
 python=$1
 missing=""
+IFS=,
+for backend in ${2:-cpu}; do
+    case $backend in
+        cpu) ;;
+        vulkan)
+            command -v glslc >/dev/null 2>&1 || missing="$missing glslc"
+            test -e /usr/include/vulkan/vulkan.h || test -n "${VULKAN_SDK:-}" || missing="$missing libvulkan-dev"
+            ;;
+        *)
+            echo "Error: BACKENDS names $backend; it takes cpu and vulkan, comma-separated" >&2
+            exit 1
+            ;;
+    esac
+done
+unset IFS
 command -v "$python" >/dev/null 2>&1 || missing="$missing python3"
-if [ -z "$missing" ]; then
+if command -v "$python" >/dev/null 2>&1; then
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
         echo "Error: $python is $("$python" -V 2>&1); Python 3.11 or newer is needed: make setup PYTHON=python3.11" >&2
         exit 1

@@ -1,6 +1,7 @@
 """What of the libraries goes into the executable, and what stays out."""
 
 import importlib.util
+import platform
 import zlib
 from pathlib import Path
 from typing import Final
@@ -12,7 +13,7 @@ from runner.errors import ConfigError
 FOREIGN: Final = """
     numpy diskcache pydantic pydantic_core annotated_types typing_inspection mypy mypy_extensions librt ast_serialize
     hypothesis sortedcontainers pygments brotli brotlicffi aiodns pycares uvloop gunicorn twisted IPython ipywidgets babel
-    setuptools pkg_resources pip
+    setuptools pkg_resources pip wcwidth._wcwidth_c
 """
 
 # The standard library's share of the same. (`ssl` is no such module: prometheus_client imports it on sight.)
@@ -20,8 +21,12 @@ FOREIGN: Final = """
 UNUSED: Final = """
     tkinter _tkinter sqlite3 curses _curses _curses_panel readline pydoc doctest unittest lib2to3 distutils xmlrpc test ensurepip
     idlelib turtle pdb multiprocessing _multiprocessing _posixshmem lzma _lzma bz2 _bz2 _uuid zoneinfo _zoneinfo _pydecimal
-    ftplib _testcapi
+    ftplib _testcapi _codecs_cn _codecs_hk _codecs_iso2022 _codecs_jp _codecs_kr _codecs_tw _multibytecodec
 """
+
+# Libraries that stay compressed inside the executable. The other shared libraries lie there as they are: unpacking is a third of
+# the way to the first token, and most of it was zlib (docs/log.md). These are large and would take the file beyond its 30 MB.
+COMPRESSED: Final = ("libcrypto", "libssl", "libstdc++")
 
 # llama-cpp-python beyond its low-level binding, which imports none of it.
 BINDING: Final = """
@@ -38,6 +43,9 @@ UNUSED_HOOKS: Final = ("pyi_rth_inspect", "pyi_rth_pkgutil")
 LIBRARY_DIR: Final = "llama_cpp/lib"
 NEEDED_LIBRARIES: Final = ("libllama.so", "libggml.so.0", "libggml-base.so.0")
 
+# The variant that every processor of a kind can run: there where the CPU back end was built for all of them.
+OLDEST_CPU: Final = {"x86_64": f"{PREFIX}x64.so", "aarch64": f"{PREFIX}armv8.0_1.so"}
+
 
 def wanted(name: str, source: str | None, libraries: list[Path]) -> bool:
     """Whether a file that PyInstaller found is needed. Of llama.cpp's libraries only the chosen ones are, each once.
@@ -52,19 +60,34 @@ def wanted(name: str, source: str | None, libraries: list[Path]) -> bool:
 
 def llama_libraries(backends: list[str]) -> list[Path]:
     """One copy of each library: what libllama needs, every CPU variant, and the other back ends that were asked for. Raises ConfigError."""
+    directory = library_directory()
+    lack = what_lacks(directory, backends)
+    if lack is not None:
+        raise ConfigError(lack, hint=f"rm -rf .venv && make setup BACKENDS={','.join(backends)}")
+    found = [directory / name for name in NEEDED_LIBRARIES]
+    for backend in backends:
+        found += sorted(directory.glob(f"libggml-{backend}*.so"))
+    return found
+
+
+def library_directory() -> Path:
+    """Where the installed llama-cpp-python keeps its libraries."""
     spec = importlib.util.find_spec("llama_cpp")
     assert spec is not None
     assert spec.submodule_search_locations
-    directory = Path(spec.submodule_search_locations[0]) / "lib"
-    found = [directory / name for name in NEEDED_LIBRARIES]
-    for backend in backends:
-        of_backend = sorted(directory.glob(f"libggml-{backend}*.so"))
-        if not of_backend:
-            raise ConfigError(
-                f"The installed llama-cpp-python has no back end {backend!r}", hint="make clean exe BACKENDS=… builds one that has"
-            )
-        found += of_backend
-    return found
+    return Path(spec.submodule_search_locations[0]) / "lib"
+
+
+def what_lacks(directory: Path, backends: list[str]) -> str | None:
+    """What libraries built with other flags than ours do not have, as a sentence; None where all is there.
+
+    pip takes a wheel from its cache without asking how it was built, and one for a single CPU would end on another with SIGILL.
+    """
+    oldest = OLDEST_CPU.get(platform.machine(), f"{PREFIX}*.so")
+    if "cpu" in backends and not any(directory.glob(oldest)):
+        return f"The installed llama-cpp-python was compiled for one kind of CPU: it has no {oldest}"
+    absent = [backend for backend in backends if not any(directory.glob(f"libggml-{backend}*.so"))]
+    return f"The installed llama-cpp-python has no back end {absent[0]!r}" if absent else None
 
 
 def compressed_variants(libraries: list[Path], work: Path) -> list[tuple[str, str, str]]:

@@ -3,7 +3,9 @@
 import sys
 from pathlib import Path
 
-from runner.cli.main import ENGINE_FLAG, main
+import runner.cli.origin  # first: it reads the parent's id  # noqa: F401
+from runner.cli.main import main
+from runner.serving.spawn import ENGINE_FLAG
 
 if sys.argv[1:2] == [ENGINE_FLAG]:
     from runner.bundle.cpu_library import unpack_cpu_library  # only the process that loads llama.cpp needs it

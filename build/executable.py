@@ -39,6 +39,8 @@ def main(arguments: list[str]) -> int:
     except RunnerError as error:
         print(f"Error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -1,6 +1,7 @@
 """Gets a model of models.toml into the cache: download, join, verify, quantise. Each file appears under its name whole or not at all."""
 
 import hashlib
+import http.client
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Final
 
+from build.download import AGAIN, READ_BYTES, Answer, Source, fetch
 from build.progress import progress_bar
 from runner.bundle.catalogue import CatalogueEntry, LocalFile, Origin, Url, WheelMember, parse_origin
 from runner.bundle.copying import CHUNK_BYTES, Progress, hash_range, new_file, write_all
@@ -148,9 +150,9 @@ def _download_wheel(origin: WheelMember, cache: Cache) -> Path:
         return found
     cache.wheels.mkdir(parents=True, exist_ok=True)
     requirement = f"{origin.distribution}=={origin.version}"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(cache.wheels), requirement]
-    if subprocess.run(command, stdout=sys.stderr).returncode != 0:
-        raise ConfigError(f"pip could not download {requirement}", hint="run the same command again: what is complete is kept")
+    command = [sys.executable, "-m", "build.wheel", requirement, str(cache.wheels)]
+    if subprocess.run(command, cwd=Path(__file__).parent.parent, stdout=sys.stderr).returncode != 0:
+        raise ConfigError(f"pip could not download {requirement}", hint=AGAIN)
     found = next(iter(cache.wheels.glob(pattern)), None)
     if found is None:
         raise ConfigError(f"pip downloaded {requirement} under a name that does not match {pattern}")
@@ -166,37 +168,29 @@ def _forget(origins: tuple[Origin, ...], cache: Cache) -> None:
 
 def download_url(origin: Url, directory: Path) -> Path:
     """Download to a name made from the address; an interrupted download goes on where it stopped. Raises ConfigError."""
-    name = hashlib.sha256(origin.url.encode()).hexdigest()[:16]
-    target, part = directory / f"{name}.download", directory / f"{name}.download.part"
+    target = directory / f"{hashlib.sha256(origin.url.encode()).hexdigest()[:16]}.download"
     if target.is_file():
         return target
-    n_present = part.stat().st_size if part.exists() else 0
-    headers = {"Range": f"bytes={n_present}-"} if n_present else {}
+    return fetch(Source(origin.url.rsplit("/", 1)[-1], lambda start: _open_url(origin.url, start)), target)
+
+
+def _open_url(url: str, start: int) -> Answer:
+    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})  # noqa: S310
     try:
-        with urllib.request.urlopen(urllib.request.Request(origin.url, headers=headers), timeout=TIMEOUT_S) as response:  # noqa: S310
-            is_resumed = response.status == 206
-            total = int(response.headers.get("Content-Length") or 0) + (n_present if is_resumed else 0)
-            with part.open("ab" if is_resumed else "wb") as file, progress_bar(origin.url.rsplit("/", 1)[-1], total) as progress:
-                progress(file.tell())
-                while chunk := response.read(1 << 20):
-                    file.write(chunk)
-                    progress(len(chunk))
-                n_bytes = file.tell()
+        response = urllib.request.urlopen(request, timeout=TIMEOUT_S)  # noqa: S310
     except urllib.error.HTTPError as error:
-        if error.code == 416 and n_present:
-            part.unlink()
-            return download_url(origin, directory)
-        raise ConfigError(f"{origin.url} answers {error.code} {error.reason}") from error
-    except (OSError, TimeoutError) as error:
-        raise ConfigError(
-            f"{origin.url} cannot be downloaded: {error}", hint="run the same command again: it goes on where it stopped"
-        ) from error
-    if total and n_bytes < total:
-        raise ConfigError(
-            f"{origin.url} ended at {n_bytes} of {total} bytes", hint="run the same command again: it goes on where it stopped"
-        )
-    part.replace(target)
-    return target
+        error.close()
+        return Answer(error.code, None, iter(()))
+    except OSError as error:
+        raise ConfigError(f"{url} cannot be downloaded: {error}", hint=AGAIN) from error
+    length = response.headers.get("Content-Length")
+    return Answer(response.status, int(length) if length else None, _read(response))
+
+
+def _read(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    with response:
+        while chunk := response.read(READ_BYTES):
+            yield chunk
 
 
 class _Text(HTMLParser):

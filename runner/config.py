@@ -4,7 +4,6 @@ The table is the only place that knows an option's name, environment variable, d
 the documentation test and `slotfile info` are made from it. No other module reads the environment.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -16,6 +15,8 @@ from runner.errors import ConfigError
 ENV_PREFIX: Final = "SLOTFILE_"
 MAX_SLOTS: Final = 256
 DEFAULT_PORT: Final = 8080
+# Enough for 300,000 tokens even where every character of the text is escaped; a slot holds 4,096 unless told otherwise.
+DEFAULT_MAX_BODY: Final = 8 * 1024 * 1024
 
 
 class ModelFile(msgspec.Struct, frozen=True):
@@ -48,6 +49,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     n_slots: int | None = None
     n_ctx_slot: int | None = None
     n_threads: int | None = None
+    n_threads_batch: int | None = None
     n_batch: int = 512
     n_gpu_layers: int | None = None
     device: str | None = None
@@ -65,7 +67,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_keys: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
-    max_body_bytes: int = 16 * 1024 * 1024
+    max_body_bytes: int = DEFAULT_MAX_BODY
     max_queue: int = 256
     drain_timeout_s: float = 0.0
     request_id_header: str = "x-request-id"
@@ -114,6 +116,7 @@ MODEL_SETTINGS: Final = (
     ),
     Setting("ctx", "int", "tokens a slot holds, enforced exactly (default: what memory and model hold, at most 4096)", min=16),
     Setting("threads", "int", "threads for computing (default: the CPUs this process may use)", min=1, max=512),
+    Setting("threads-batch", "int", "threads for computing prompts (default: as --threads)", min=1, max=512),
     Setting("batch", "int", "prompt tokens computed in one step at most", default=512, min=32, max=8192),
     Setting("gpu-layers", "str", "layers to put on the GPU: auto, or a number", default="auto"),
     Setting("device", "str", "back-end device to use, as `doctor` names it; 'cpu' for none (default: the best one)"),
@@ -136,7 +139,7 @@ SERVER_SETTINGS: Final = (
     Setting("api-key-file", "path", "file with one API key a line"),
     Setting("allowed-host", "list", "further name that clients may use in the Host header; may be given several times"),
     Setting("cors-origin", "list", "web origin that may call this server from a browser; may be given several times"),
-    Setting("max-body", "int", "largest request body in bytes", default=16 * 1024 * 1024, min=1024, max=1 << 31),
+    Setting("max-body", "int", "largest request body in bytes", default=DEFAULT_MAX_BODY, min=1024, max=1 << 28),
     Setting("max-queue", "int", "requests that may wait for a slot before new ones get 503", default=256, min=0, max=100_000),
     Setting("drain-timeout", "float", "seconds that running requests may go on after SIGTERM", default=0.0, min=0, max=86_400),
 )
@@ -176,13 +179,3 @@ def parse_gpu_layers(text: str) -> int | None:
     if text.isdecimal() and int(text) <= 10_000:
         return int(text)
     raise ConfigError(f"--gpu-layers is {text!r}; it takes 'auto' or a whole number from 0 to 10000")
-
-
-def environment(name: str) -> str | None:
-    """The value of an environment variable that is not an option (NO_COLOR, TERM, TMPDIR), or None where unset or empty."""
-    return os.environ.get(name) or None
-
-
-def child_environment(extra: dict[str, str]) -> dict[str, str]:
-    """The environment for a process of ours: this one's with `extra`."""
-    return {**os.environ, **extra}

@@ -176,10 +176,10 @@ class ModelDamaged(ModelError):
     code = "model_damaged"
 
 
-def error_for_code(code: str, message: str, param: str | None) -> RunnerError:
+def error_for_code(code: str, message: str, param: str | None, hint: str | None = None) -> RunnerError:
     """The error that another process named by its `code`. A code nobody knows is an InternalError."""
     kind = next((kind for kind in _descendants(RunnerError) if kind.code == code), InternalError)
-    return kind(message, param=param)
+    return kind(message, param=param, hint=hint)
 
 
 def _descendants(kind: type[RunnerError]) -> Iterator[type[RunnerError]]:

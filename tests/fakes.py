@@ -10,7 +10,7 @@ from runner.serving.client import EngineClient, EngineState, Sink
 from runner.serving.protocol import Finished, ModelInfo, Snapshot, Stamps, Submit
 
 
-def model_info(*, n_slots: int = 4, n_ctx_slot: int = 512, n_vocab: int = 1000) -> ModelInfo:
+def model_info(*, n_slots: int = 4, n_ctx_slot: int = 512, n_vocab: int = 1000, longest_piece_bytes: int = 0) -> ModelInfo:
     """A small model, as an engine would describe it."""
     return ModelInfo(
         name="fake-model",
@@ -19,6 +19,8 @@ def model_info(*, n_slots: int = 4, n_ctx_slot: int = 512, n_vocab: int = 1000) 
         description="fake 1M",
         n_params=1_000_000,
         n_vocab=n_vocab,
+        longest_piece_bytes=longest_piece_bytes,
+        unknown_bytes=b"",
         n_ctx_train=2048,
         size_bytes=4_000_000,
         has_chat_template=True,
@@ -44,7 +46,10 @@ def model_info(*, n_slots: int = 4, n_ctx_slot: int = 512, n_vocab: int = 1000) 
 
 @dataclass
 class Reply:
-    """What one submit gets: a refusal, or texts and then an end. A gate is waited for before what it is named after."""
+    """What one submit gets: a refusal, or texts and then an end. A gate is waited for before what it is named after.
+
+    After `dies_after` texts the engine ends once: the next one answers from the start where the sink allows it.
+    """
 
     texts: list[str] = field(default_factory=lambda: ["Hello", ", ", "world"])
     reason: str = "stop"
@@ -52,6 +57,7 @@ class Reply:
     fail: RunnerError | None = None
     n_prompt: int = 7
     n_cached: int = 3
+    dies_after: int | None = None
     accept_gate: asyncio.Event | None = None
     text_gate: asyncio.Event | None = None
     end_gate: asyncio.Event | None = None
@@ -140,16 +146,27 @@ class FakeEngineClient(EngineClient):
             return
         run.sink.on_accepted(reply.n_prompt)
         await _pass(reply.text_gate)
-        for text in reply.texts:
-            run.n_completion += 1
-            run.sink.on_text(text, 1)
-            await asyncio.sleep(0)
+        if reply.dies_after is not None:
+            await self._say(run, reply.texts[: reply.dies_after])
+            if not run.sink.restart():
+                self._fail(run, EngineStopped("The engine ended while this request was being answered"))
+                return
+            self.n_restarts += 1
+            run.n_completion = 0
+            run.sink.on_accepted(reply.n_prompt)
+        await self._say(run, reply.texts)
         await _pass(reply.end_gate)
         if reply.fail is not None:
             self._fail(run, reply.fail)
             return
         del self._runs[run.submit.request_id]
         run.sink.on_finished(self._finished(run, reply.reason))
+
+    async def _say(self, run: _Run, texts: list[str]) -> None:
+        for text in texts:
+            run.n_completion += 1
+            run.sink.on_text(text, 1)
+            await asyncio.sleep(0)
 
     def _fail(self, run: _Run, error: RunnerError) -> None:
         del self._runs[run.submit.request_id]

@@ -74,10 +74,7 @@ def _connect(call: Call, stream: EventStream, writer: "_Writer") -> None:
         stream.write(writer.ending(sequence))
 
     for sequence in call.choices:
-        emit = writer.emitter(stream, sequence.index)
-        if sequence.texts:
-            emit("".join(sequence.texts))
-        sequence.emit = emit
+        sequence.stream_to(writer.emitter(stream, sequence.index))
         if sequence.finished is not None:
             end(sequence)
     call.on_choice_end = end

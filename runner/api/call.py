@@ -9,16 +9,29 @@ from runner.serving.protocol import Finished, Submit
 
 
 class Choice:
-    """The sink of one sequence. `emit` takes its text: a list's `append` at first, a stream's writer once that is open."""
+    """The sink of one sequence: keeps its text until a stream takes it, or to the end where the answer is sent whole."""
 
-    __slots__ = ("_call", "emit", "error", "finished", "index", "is_accepted", "n_completion", "n_prompt", "request_id", "texts")
+    __slots__ = (
+        "_call",
+        "_has_sent",
+        "_send",
+        "error",
+        "finished",
+        "index",
+        "is_accepted",
+        "n_completion",
+        "n_prompt",
+        "request_id",
+        "texts",
+    )
 
     def __init__(self, call: "Call", index: int, request_id: str) -> None:
         self._call = call
         self.index = index
         self.request_id = request_id
         self.texts: list[str] = []
-        self.emit: Callable[[str], None] = self.texts.append
+        self._send: Callable[[str], None] | None = None
+        self._has_sent = False
         self.is_accepted = False
         self.n_prompt = 0
         self.n_completion = 0
@@ -30,6 +43,13 @@ class Choice:
         """Whether the engine has said its last word."""
         return self.finished is not None or self.error is not None
 
+    def stream_to(self, send: Callable[[str], None]) -> None:
+        """Send what has come so far, and from now on every text as it comes."""
+        self._send = send
+        if self.texts:
+            self._has_sent = True
+            send("".join(self.texts))
+
     def on_accepted(self, n_prompt: int) -> None:
         """See `Sink`."""
         self.n_prompt = n_prompt
@@ -39,8 +59,13 @@ class Choice:
     def on_text(self, text: str, n_tokens: int) -> None:
         """See `Sink`."""
         self.n_completion += n_tokens
-        if text:
-            self.emit(text)
+        if not text:
+            return
+        if self._send is None:
+            self.texts.append(text)
+        else:
+            self._has_sent = True
+            self._send(text)
 
     def on_finished(self, finished: Finished) -> None:
         """See `Sink`."""
@@ -51,6 +76,14 @@ class Choice:
         """See `Sink`."""
         self.error = error
         self._call.choice_over(self)
+
+    def restart(self) -> bool:
+        """See `Sink`. What was only kept is dropped; a stream's headers are out, but say nothing of the answer."""
+        if self._has_sent:
+            return False
+        self.texts.clear()
+        self.n_completion = 0
+        return True
 
 
 class Call:

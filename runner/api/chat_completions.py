@@ -20,6 +20,7 @@ from runner.api.schemas import ChatBody, ContentPart, Message, decode
 from runner.errors import ContextLengthExceeded, InvalidRequest
 from runner.serving.protocol import ChatPrompt, ModelInfo
 
+MAX_PARTS: Final = 4096
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -88,6 +89,8 @@ def _content(message: Message, where: str) -> str:
         raise InvalidRequest(f"A message of the role {shown(message.role)!r} needs content", param=where)
     if not message.content:
         raise InvalidRequest("A list of content parts is empty", param=where)
+    if len(message.content) > MAX_PARTS:
+        raise InvalidRequest(f"There are {len(message.content):,} content parts; the limit is {MAX_PARTS:,}", param=where)
     return "\n".join(_text(part, f"{where}[{index}]") for index, part in enumerate(message.content))
 
 

@@ -6,13 +6,14 @@ answers to the first prompt, then those to the second. Without `max_tokens` an a
 
 from aiohttp import web
 
+from runner.api.admission import check_n_tokens
 from runner.api.answer import answer
 from runner.api.body import read_body
 from runner.api.front import Front
 from runner.api.parameters import MAX_CHOICES, Generation, generation
 from runner.api.responses import FinishReason, Result, TextChoice
 from runner.api.schemas import CompletionBody, decode
-from runner.errors import ContextLengthExceeded, InvalidRequest
+from runner.errors import InvalidRequest
 from runner.serving.protocol import ModelInfo, Prompt, TextPrompt, TokenPrompt
 
 
@@ -56,21 +57,23 @@ def _prompts(prompt: str | list[str | int | list[int]], info: ModelInfo) -> list
         return [TextPrompt(prompt)]
     if not prompt:
         raise InvalidRequest("'prompt' is an empty list", param="prompt")
+    # The lengths first: what is too long is not looked at.
+    if isinstance(prompt[0], int):
+        check_n_tokens(len(prompt), info)
+    elif len(prompt) > MAX_CHOICES:
+        raise InvalidRequest(f"'prompt' has {len(prompt)} prompts; the limit is {MAX_CHOICES}", param="prompt")
     kinds = {type(item) for item in prompt}
     if len(kinds) > 1:
         raise InvalidRequest("'prompt' takes a text, texts, token ids or lists of token ids, one kind at a time", param="prompt")
     if int in kinds:
         return [_token_prompt([token for token in prompt if isinstance(token, int)], info)]
-    if len(prompt) > MAX_CHOICES:
-        raise InvalidRequest(f"'prompt' has {len(prompt)} prompts; the limit is {MAX_CHOICES}", param="prompt")
     return [TextPrompt(item) if isinstance(item, str) else _token_prompt(item, info) for item in prompt if not isinstance(item, int)]
 
 
 def _token_prompt(tokens: list[int], info: ModelInfo) -> TokenPrompt:
     if not tokens:
         raise InvalidRequest("'prompt' holds an empty list of token ids", param="prompt")
-    if len(tokens) > info.n_ctx_slot:
-        raise ContextLengthExceeded(f"The prompt has {len(tokens):,} tokens; a slot holds {info.n_ctx_slot:,}", param="prompt")
+    check_n_tokens(len(tokens), info)
     if min(tokens) < 0 or max(tokens) >= info.n_vocab:
         raise InvalidRequest(f"'prompt' holds a token id outside 0 to {info.n_vocab - 1}", param="prompt")
     return TokenPrompt(tokens)

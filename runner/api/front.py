@@ -17,6 +17,8 @@ from runner.serving.protocol import ModelInfo
 APP_NAME: Final = "slotfile"
 LOADING_RETRY_S: Final = 1.0
 OVERLOAD_RETRY_S: Final = 2.0
+# Prompts are kept until their request ends: it may have to be given to another engine.
+MAX_LIVE_BYTES: Final = 64 * 1024 * 1024
 
 
 class Front:
@@ -30,6 +32,7 @@ class Front:
         self.started_at = int(time.time())
         self.is_draining = False
         self._calls: set[Call] = set()
+        self._n_live_bytes = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._numbers = itertools.count(1)
@@ -63,7 +66,8 @@ class Front:
         # The number makes an id unique that a client may use twice; the engine's log shows both.
         ids = [f"{entry.request_id}#{next(self._numbers)}" for _ in range(generation.n_choices)]
         call.start([generation.submit(choice, request_id) for choice, request_id in enumerate(ids)])
-        call.when_over(lambda: self._forget(call))
+        self._n_live_bytes += generation.n_bytes * generation.n
+        call.when_over(lambda: self._forget(call, generation.n_bytes * generation.n))
         return call
 
     async def idle(self, timeout_s: float) -> bool:
@@ -80,7 +84,7 @@ class Front:
             call.fail(error)
 
     def _admit(self, generation: Generation) -> None:
-        """Keep the queue bounded: whoever would wait beyond `max_queue` hears so at once."""
+        """Keep the queue bounded, in requests and in bytes: whoever is beyond it hears so at once."""
         if self.is_draining:
             raise Draining("The server is going down and takes no new requests")
         n_new, n_slots, max_queue = generation.n_choices, self.model().n_slots, self.config.max_queue
@@ -90,8 +94,13 @@ class Front:
         n_waiting = max(0, self.client.n_live - n_slots)
         if self.client.n_live + n_new > n_slots + max_queue:
             raise Overloaded(f"{n_waiting} requests are waiting; the queue holds {max_queue}", retry_after_s=OVERLOAD_RETRY_S)
+        n_bytes = self._n_live_bytes + generation.n_bytes * generation.n
+        if self._n_live_bytes and n_bytes > MAX_LIVE_BYTES:
+            text = f"All prompts together would have {n_bytes:,} bytes; the limit is {MAX_LIVE_BYTES:,}"
+            raise Overloaded(text, retry_after_s=OVERLOAD_RETRY_S)
 
-    def _forget(self, call: Call) -> None:
+    def _forget(self, call: Call, n_bytes: int) -> None:
         self._calls.discard(call)
+        self._n_live_bytes -= n_bytes
         if not self._calls:
             self._is_idle.set()

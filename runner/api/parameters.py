@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from runner.api.admission import admit_prompts
 from runner.api.errors import shown
 from runner.api.schemas import GenerationBody, plain
 from runner.engine.sampling import SamplingParams
@@ -60,9 +61,10 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A request body after all checks. Choice `i` of the answer belongs to prompt `i // n`."""
+    """A request body after all checks. Choice `i` of the answer belongs to prompt `i // n`; `n_bytes` are those of all prompts."""
 
     prompts: list[Prompt]
+    n_bytes: int
     n: int
     sampling: SamplingParams
     max_tokens: int | None
@@ -104,6 +106,7 @@ def generation(body: GenerationBody, prompts: list[Prompt], info: ModelInfo, *, 
         )
     return Generation(
         prompts=prompts,
+        n_bytes=admit_prompts(prompts, info),
         n=n,
         sampling=_sampling(body, info),
         max_tokens=_max_tokens(body, info),

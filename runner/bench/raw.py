@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from runner.config import EngineConfig, ModelFile
+from runner.engine.backend import Backend
 from runner.engine.batch import BatchPlan
 from runner.engine.sampling import SamplingParams
 from runner.engine.sequence import Sequence as Generation
@@ -19,10 +20,13 @@ from runner.llama.backend import LlamaBackend
 from runner.serving.load import Engine, load_engine
 from runner.serving.loop import EngineLoop
 from runner.serving.prepare import Prepared
+from runner.serving.protocol import ModelInfo
 
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 N_PROMPT = 16
 N_GENERATE = 128
+# Token ids of the prompts stay below: any will do, and small vocabularies have fewer.
+MAX_TOKEN_ID = 40_000
 
 
 class Unsampled:
@@ -55,6 +59,27 @@ class RawBench:
         self._engine: Engine = load_engine(config, clock=time.monotonic, progress=lambda fraction: None)
         self._n_runs = 0
 
+    @property
+    def info(self) -> ModelInfo:
+        """What was loaded and chosen."""
+        return self._engine.info
+
+    def n_tokens_needed(self, n_generate: int) -> int:
+        """What a slot must hold for `decode`: the prompt, the steps until all are filled and gaps are closed, and those that count."""
+        return N_PROMPT + 4 * self.info.n_slots + n_generate
+
+    def prefill(self, n_prompt: int) -> float:
+        """Prompt tokens a second of one prompt that is computed alone."""
+        loop = self._loop(self._engine.backend)
+        generation = self._generation(0, n_prompt, 2)
+        loop.inbox.put(Prepared(generation, ""))
+        started = time.perf_counter()
+        while not generation.n_generated:
+            loop.step()
+        seconds = time.perf_counter() - started
+        self._engine.scheduler.cancel(generation.request_id, time.monotonic())
+        return n_prompt / seconds
+
     def decode(self, slots: Sequence[int], *, is_sampled: bool = True, n_generate: int = N_GENERATE) -> RawFigures:
         """Decode on exactly these slots: all are filled first, then the others are cancelled.
 
@@ -63,13 +88,10 @@ class RawBench:
         engine, clock = self._engine, time.perf_counter
         scheduler = engine.scheduler
         backend = engine.backend if is_sampled else Unsampled(engine.backend, 1000)
-        loop = EngineLoop(
-            scheduler, backend, clock=time.monotonic, emit=lambda events: None, native=engine.native_seconds, first_guess_s=1.0
-        )
-        self._n_runs += 1
+        loop = self._loop(backend)
         n_slots = len(scheduler.pool.slots)
         # None of them ends while it is measured: an engine that falls idle waits for work.
-        generations = [self._generation(index, 2 * n_generate + 4 * n_slots) for index in range(n_slots)]
+        generations = [self._generation(index, N_PROMPT, 2 * n_generate + 4 * n_slots) for index in range(n_slots)]
         for generation in generations:
             loop.inbox.put(Prepared(generation, ""))
         while not all(generation.n_generated for generation in generations):
@@ -98,8 +120,20 @@ class RawBench:
             len(kept), n_tokens / seconds, (loop.totals.n_passes - passes_before) / n_steps, python_s / n_steps * 1e6, python_s / seconds
         )
 
-    def _generation(self, index: int, max_tokens: int) -> Generation:
-        prompt = [(1000 + 37 * self._n_runs + 11 * index + i) % 40_000 for i in range(N_PROMPT)]
+    def _loop(self, backend: Backend) -> EngineLoop:
+        self._n_runs += 1
+        return EngineLoop(
+            self._engine.scheduler,
+            backend,
+            clock=time.monotonic,
+            emit=lambda events: None,
+            native=self._engine.native_seconds,
+            first_guess_s=1.0,
+        )
+
+    def _generation(self, index: int, n_prompt: int, max_tokens: int) -> Generation:
+        n_ids = min(MAX_TOKEN_ID, self.info.n_vocab)
+        prompt = [(1000 + 37 * self._n_runs + 11 * index + i) % n_ids for i in range(n_prompt)]
         return Generation(f"bench-{self._n_runs}-{index}", prompt, GREEDY, max_tokens, ignore_eos=True, cache_prompt=False)
 
 

@@ -7,6 +7,7 @@ libraries' own scores ask the processor alone.
 
 import os
 import platform
+import sys
 import zlib
 from pathlib import Path
 from typing import Final
@@ -47,6 +48,13 @@ VARIANTS: Final = {
     "zen4": (*HASWELL, "avx512", "vbmi", "vnni", "bf16"),
     "sapphirerapids": (*HASWELL, "avx512", "vbmi", "vnni", "bf16", "amx"),
 }
+
+
+def unpack_own_cpu_library() -> None:
+    """The same in the directory that this executable has unpacked itself to; elsewhere there is nothing to do."""
+    unpacked = getattr(sys, "_MEIPASS", None)
+    if isinstance(unpacked, str):
+        unpack_cpu_library(Path(unpacked) / "llama_cpp" / "lib")
 
 
 def unpack_cpu_library(directory: Path) -> None:

@@ -10,17 +10,19 @@ import click
 
 from runner.cli.group import commands, program_name
 from runner.cli.state import crash_path
-from runner.config import LOG_SETTINGS, environment
+from runner.config import LOG_SETTINGS
+from runner.environment import environment
 from runner.errors import RunnerError
+from runner.serving.spawn import EarlyEngine
 
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 
 
-def guarded(arguments: Sequence[str]) -> int:
+def guarded(arguments: Sequence[str], early: EarlyEngine | None = None) -> int:
     """Run the command that `arguments` name; whatever goes wrong becomes an exit code and at most a few lines on standard error."""
     try:
-        return _run(arguments)
+        return _run(arguments, early)
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.ClickException as error:
@@ -40,8 +42,8 @@ def guarded(arguments: Sequence[str]) -> int:
         _give_up_on_stdout()
 
 
-def _run(arguments: Sequence[str]) -> int:
-    with commands.make_context(program_name(), list(arguments)) as ctx:
+def _run(arguments: Sequence[str], early: EarlyEngine | None) -> int:
+    with commands.make_context(program_name(), list(arguments), obj=early) as ctx:
         code = commands.invoke(ctx)
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -29,7 +29,7 @@ def launch(ctx: click.Context, *, serves: bool, chats: bool) -> int:
         server=server_config(chosen) if serves else None,
         answers=answer_options(chosen) if chats else None,
     )
-    return Session(engine if serves else for_one(engine), Service(plan)).run()
+    return Session(engine if serves else for_one(engine), Service(plan), ctx.obj).run()
 
 
 def answer_options(chosen: Chosen) -> AnswerOptions:

@@ -15,7 +15,9 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-ENGINE_FLAG: Final = "--engine-process"
+from runner.serving.spawn import ENGINE_FLAG, EarlyEngine, can_spawn, spawn
+
+NEEDS_ENGINE: Final = ("serve", "chat", "run", "start")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,10 +28,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         from runner.serving.process import engine_main  # the engine loads its model while the front imports the rest
 
         return engine_main()
-    _use_utf8()
-    from runner.cli.failure import guarded
+    early = EarlyEngine(spawn() if can_spawn() and needs_engine(arguments) else None)
+    try:
+        _use_utf8()
+        from runner.cli.failure import guarded  # the engine starts and imports while this one does
 
-    return guarded(arguments)
+        return guarded(arguments, early)
+    finally:
+        early.close()
+
+
+def needs_engine(arguments: Sequence[str]) -> bool:
+    """Whether these arguments will start an engine, as far as a look can tell: an engine that is not needed ends unused."""
+    if "--help" in arguments or "--version" in arguments[:1]:
+        return False
+    return not arguments or arguments[0] in NEEDS_ENGINE or arguments[0].startswith("-")
 
 
 def _fill_standard_descriptors() -> None:

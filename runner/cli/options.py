@@ -174,6 +174,7 @@ def engine_config(model: ChosenModel, chosen: Chosen) -> EngineConfig:
         n_slots=chosen.number("slots"),
         n_ctx_slot=chosen.number("ctx"),
         n_threads=chosen.number("threads"),
+        n_threads_batch=chosen.number("threads-batch"),
         n_batch=known(chosen.number("batch")),
         n_gpu_layers=parse_gpu_layers(known(chosen.text("gpu-layers"))),
         device=chosen.text("device"),

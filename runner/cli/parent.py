@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-POLL_S: Final = 0.5
+from runner.cli.origin import PARENT_PID
+
+POLL_S: Final = 0.2  # with what the teardown may take, less than the two seconds in which nothing must be left
 UNPACKED_PREFIX: Final = "_MEI"
 
 
@@ -20,6 +22,18 @@ async def parent_gone() -> None:
     """Wait until the bootloader has ended; forever where there is none."""
     if not is_one_file():
         await asyncio.Event().wait()
-    parent = os.getppid()
-    while os.getppid() == parent:  # noqa: ASYNC110 - no event tells of a parent's end
+    if is_stranger(PARENT_PID):
+        return
+    while os.getppid() == PARENT_PID:  # noqa: ASYNC110 - no event tells of a parent's end
         await asyncio.sleep(POLL_S)
+
+
+def is_stranger(pid: int) -> bool:
+    """Whether a process runs another program than we do: then our bootloader ended before we could ask for its id.
+
+    The process 1 of a container may well be our bootloader. Where the system does not tell, it is taken for that.
+    """
+    try:
+        return not Path("/proc/self/exe").samefile(f"/proc/{pid}/exe")
+    except OSError:
+        return False

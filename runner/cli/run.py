@@ -26,7 +26,7 @@ def run(ctx: click.Context, /, prompt: str | None, *, raw: bool, **_: object) ->
     options = answer_options(chosen)
     if raw and options.system:
         raise click.UsageError("--system has no place in a raw prompt.")
-    return Session(for_one(engine_config(model, chosen)), OneAnswer(text, options, is_raw=raw)).run()
+    return Session(for_one(engine_config(model, chosen)), OneAnswer(text, options, is_raw=raw), ctx.obj).run()
 
 
 def read_prompt(prompt: str | None) -> str:

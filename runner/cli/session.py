@@ -3,7 +3,7 @@
 start the engine        its process imports and loads the model …
 begin the work          … while this one imports what the work needs
 until the work is done, a signal comes, the engine is given up, or the bootloader has gone
-drain (SIGTERM only), then end the work and the engine within two seconds
+drain (SIGTERM only, and only while the bootloader lives), then end the work and the engine within two seconds
 """
 
 import asyncio
@@ -11,12 +11,15 @@ import os
 import signal
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, Protocol
 
 from runner.cli.parent import parent_gone
 from runner.cli.signals import StopSignals
 from runner.config import EngineConfig
+from runner.serving.child import EngineChild
 from runner.serving.client import EngineClient
+from runner.serving.spawn import EarlyEngine
 
 TEARDOWN_S: Final = 1.7
 EXIT_ORPHANED: Final = 1
@@ -61,8 +64,10 @@ class Deadline:
 class Session:
     """One engine, the work with it, and the four ways in which that ends."""
 
-    def __init__(self, config: EngineConfig, work: Work) -> None:
+    def __init__(self, config: EngineConfig, work: Work, early: EarlyEngine | None = None) -> None:
+        """`early` is an engine that was started before its configuration was known; the first start takes it."""
         self._config = config
+        self._start_child = partial(EngineChild.start, early=early)
         self._work = work
         self._signals: StopSignals | None = None
         self._deadline = Deadline(self._before_exit)
@@ -78,14 +83,14 @@ class Session:
     async def _run(self) -> int:
         self._signals = signals = StopSignals(asyncio.get_running_loop().time)
         signals.install()
-        engine = EngineClient(self._config)
+        engine = EngineClient(self._config, start_child=self._start_child)
         await engine.start()
         working = asyncio.ensure_future(self._work.run(engine, signals))
         exit_code = 1
         try:
             exit_code = await self._first_end(working, engine, signals)
             if signals.number == signal.SIGTERM:
-                await _first_of(self._work.drain(), signals.is_urgent.wait())
+                await _first_of(self._work.drain(), signals.is_urgent.wait(), parent_gone())
         finally:
             self._deadline.start(exit_code)
             await self._end(working, engine)

@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 from typing import TextIO
 
-from runner.config import environment
+from runner.environment import environment
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 # A new measurement counts for a quarter: three chunks after a change the estimate has mostly followed.
 _NEW_SHARE = 0.25
 _ROW_MULTIPLE = 32
-# Beside decoding streams, before anything was measured.
 _FIRST_ROWS = 64
 
 
@@ -21,20 +20,23 @@ class PromptBudget:
         self._decode_s = 0.0
 
     def n_rows(self, *, others_decode: bool) -> int:
-        """Rows for the next chunk: all that fit a batch while nobody decodes, else what fits the target gap (at least 32)."""
-        if not others_decode:
-            return self._max_rows
+        """Rows for the next chunk: all that fit a batch while nobody decodes, else what fits the target gap (at least 32).
+
+        The first chunk of all is small: on a large model a full batch can take minutes, and nobody knows yet.
+        """
         if self._row_s is None:
             return min(self._max_rows, _FIRST_ROWS)
+        if not others_decode:
+            return self._max_rows
         rows = int((self._target_gap_s - self._decode_s) / self._row_s)
         rows -= rows % _ROW_MULTIPLE
         return max(min(rows, self._max_rows), min(_ROW_MULTIPLE, self._max_rows))
 
     @property
     def longest_step_s(self) -> float | None:
-        """What the slowest step should take: a full prompt chunk, or a decode step. None before anything was measured."""
+        """What the slowest step should take: a full prompt chunk, or a decode step. None before a prompt was measured."""
         if self._row_s is None:
-            return self._decode_s or None
+            return None
         return max(self._row_s * self._max_rows, self._decode_s)
 
     def learn_prompt(self, n_rows: int, seconds: float) -> None:

@@ -60,7 +60,7 @@ def choose_capacity(wanted: Wanted, *, n_ctx_train: int, cell_bytes: int, weight
         raise ConfigError(
             f"{n_slots} slots of {n_ctx:,} tokens need {kv_bytes // MIB:,} MiB for the KV cache beside {weights_bytes // MIB:,} MiB of "
             f"weights, and {max(0, memory_bytes) // MIB:,} MiB of memory are free",
-            hint=f"--slots {max(1, n_slots // 2)} --ctx {max(CTX_MULTIPLE, n_ctx // 2)}",
+            hint=_what_fits(n_slots, cell_bytes, max(0, room)),
         )
     if wanted.n_ctx_slot is None:
         why = (
@@ -76,3 +76,12 @@ def choose_capacity(wanted: Wanted, *, n_ctx_train: int, cell_bytes: int, weight
     if wanted.n_slots is None:
         notes.append(f"{n_slots} slots were chosen ({'memory holds no more' if n_slots < DEFAULT_SLOTS else 'raise it with --slots'})")
     return Capacity(n_slots, n_ctx, kv_bytes, tuple(notes))
+
+
+def _what_fits(n_slots: int, cell_bytes: int, room: int) -> str | None:
+    """Options that would fit: as many of the wanted slots as can hold the smallest context that is of use."""
+    n_cells = room // max(1, cell_bytes)
+    n_slots = min(n_slots, n_cells // SMALLEST_DEFAULT_CTX)
+    if n_slots == 0:
+        return None
+    return f"--slots {n_slots} --ctx {n_cells // n_slots // CTX_MULTIPLE * CTX_MULTIPLE}"

@@ -5,8 +5,10 @@ at most one chunk, whose size the budget chooses. They are never mixed: in parti
 the same passes, and chain a chunk with its decoding neighbours so that those pay for the longer context (docs/decisions).
 
 Life of a sequence: `add` -> waiting -> placed into a slot -> prompt chunks -> one token a step -> ended, the slot is free
-and keeps its cells as a prefix cache. `cancel` ends it at any stage. `plan` decides and `commit` books what became true:
-an uncommitted plan has changed no token list.
+and keeps its cells as a prefix cache. `cancel` ends it at any stage.
+
+`plan` binds sequences to slots, cuts a slot's token list to what is kept and orders the same of the cache (`kv_ops`). The
+rows it plans change no token list before `commit` books them: a batch that was refused is planned again.
 """
 
 from collections import deque
@@ -209,7 +211,7 @@ class Scheduler:
             case Outcome.DONE:
                 self._learn(plan, now - self._planned_at)
                 self._book(plan, sampled, now, result)
-            case Outcome.INVALID if len(plan.chunks) > 1 and not self._solo:
+            case Outcome.INVALID | Outcome.NO_ROOM if len(plan.chunks) > 1 and not self._solo:
                 self._solo.extend(chunk.slot_id for chunk in plan.chunks)
             case Outcome.INVALID | Outcome.NO_ROOM:
                 self._fail(plan.chunks[-1], f"llama.cpp refused the batch ({outcome.value})", result, now)

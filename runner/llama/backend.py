@@ -33,6 +33,7 @@ class LlamaBackend:
         self._api, self._clock = library.api, clock
         self._model, self._context, self._on_gpu = model, context, on_gpu
         self._batch = Batch(library.api, size.n_batch, size.n_slots)
+        self._can_be_cut, self._n_swa = model.can_be_cut, model.n_swa
         self._chains: list[int] = [0] * size.n_slots
         self._outputs: list[tuple[int, int]] = []
         pointer, int32 = ctypes.c_void_p, ctypes.c_int32
@@ -78,7 +79,7 @@ class LlamaBackend:
                 return Outcome.NO_ROOM
             case -1:
                 return Outcome.INVALID
-        if not self._model.can_be_cut:
+        if not self._can_be_cut:
             for chunk in plan.chunks:
                 self._clear(chunk.slot_id)
         return Outcome.BROKEN
@@ -115,7 +116,7 @@ class LlamaBackend:
             return True
         if self.n_cells(slot_id) == keep:
             return True
-        can_continue = self._model.can_be_cut and self._holds_window(slot_id, keep)
+        can_continue = self._can_be_cut and self._holds_window(slot_id, keep)
         if can_continue and self._remove(self._context.memory, slot_id, keep, -1):
             return True
         self._clear(slot_id)
@@ -126,7 +127,7 @@ class LlamaBackend:
 
         seq_rm says true even when they are gone, and the answer is then wrong (design: section 4).
         """
-        n_swa = self._model.n_swa
+        n_swa = self._n_swa
         if n_swa == 0:
             return True
         oldest = int(self._pos_min(self._context.memory, slot_id))
@@ -134,7 +135,7 @@ class LlamaBackend:
 
     def _swap(self, source: int, target: int) -> bool:
         from_source, from_target = self._save(source), self._save(target)
-        if not (self._restore(target, from_source) and self._restore(source, from_target)):
+        if from_source is None or from_target is None or not (self._restore(target, from_source) and self._restore(source, from_target)):
             self._clear(source)
             self._clear(target)
             return False
@@ -142,16 +143,17 @@ class LlamaBackend:
         return True
 
     def _save(self, slot_id: int) -> ctypes.Array[ctypes.c_uint8] | None:
+        """The slot's state, an empty array for an empty slot, None where llama.cpp could not save it."""
         if self.n_cells(slot_id) == 0:
-            return None
+            return (ctypes.c_uint8 * 0)()
         n = self._api.llama_state_seq_get_size(self._context.handle, slot_id)
         buffer = (ctypes.c_uint8 * n)()
         written = self._api.llama_state_seq_get_data(self._context.handle, buffer, n, slot_id)
         return buffer if written == n else None
 
-    def _restore(self, slot_id: int, buffer: ctypes.Array[ctypes.c_uint8] | None) -> bool:
+    def _restore(self, slot_id: int, buffer: ctypes.Array[ctypes.c_uint8]) -> bool:
         self._clear(slot_id)
-        if buffer is None:
+        if len(buffer) == 0:
             return True
         return bool(self._api.llama_state_seq_set_data(self._context.handle, buffer, len(buffer), slot_id))
 

@@ -8,6 +8,8 @@ from typing import Any
 from runner.engine.sampling import SamplingParams
 
 _MIN_KEEP = 1
+# Dividing by less overflows a 32-bit logit, and the likeliest token is chosen anyway.
+_GREEDY_BELOW = 1e-4
 
 
 def build_chain(api: Any, n_vocab: int, sampling: SamplingParams, banned: Iterable[int], seed: int) -> int:
@@ -26,7 +28,7 @@ def build_chain(api: Any, n_vocab: int, sampling: SamplingParams, banned: Iterab
         add(api.llama_sampler_init_logit_bias(n_vocab, len(biases), array))
     if sampling.has_penalties:
         add(_penalties(api, n_vocab, sampling))
-    if sampling.temperature <= 0.0:
+    if sampling.temperature < _GREEDY_BELOW:
         add(api.llama_sampler_init_greedy())
         return _address(chain)
     if sampling.top_k > 0:

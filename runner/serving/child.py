@@ -5,16 +5,19 @@ beside it (one more Python process to unpack, to end and to be killed) and buys 
 """
 
 import asyncio
+import os
+import signal
 import subprocess
-import sys
-from typing import Any, Protocol
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 
-from runner.config import EngineConfig, child_environment
-from runner.serving.protocol import Configure, FrameReader, FromEngine, ToEngine, frame
+from runner.config import EngineConfig
+from runner.serving.protocol import Configure, FrameReader, FrameWriter, FromEngine, ToEngine
+from runner.serving.spawn import EarlyEngine, Spawned, can_spawn, engine_command, spawn
 
-ENGINE_FLAG = "--engine-process"
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _MAX_LINE_BYTES = 1 << 16
 
@@ -32,52 +35,86 @@ class Owner(Protocol):
         """The process has ended and everything it said has been heard."""
 
 
+class Child(Protocol):
+    """What the client asks of an engine's process."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `on_exit` was called."""
+
+    def send(self, message: ToEngine) -> None:
+        """Queue a message. Never blocks, never raises."""
+
+    def kill(self) -> None:
+        """End it now."""
+
+    async def end(self, within_s: float) -> None:
+        """End it, the quick way after `within_s`."""
+
+
+StartChild = Callable[[EngineConfig, Owner], Awaitable[Child]]
+
+
 class EngineChild(asyncio.SubprocessProtocol):
-    """One engine process."""
+    """One engine process. On POSIX it is spawned here or was before (`EarlyEngine`), on Windows asyncio starts it."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self._frames = FrameReader()
         self._lines = bytearray()
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encoder = FrameWriter()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
         self._transport: asyncio.SubprocessTransport | None = None
+        self._pipes: list[asyncio.BaseTransport] = []
         self._stdin: asyncio.WriteTransport | None = None
+        self._pid: int | None = None
+        self._returncode: int | None = None
         self._n_open_pipes = 2
         self._has_exited = False
+        self._is_garbled = False
         self._is_gone = asyncio.get_running_loop().create_future()
 
     @classmethod
-    async def start(cls, config: EngineConfig, owner: Owner) -> "EngineChild":
-        """Start the process and tell it its configuration."""
-        loop = asyncio.get_running_loop()
+    async def start(
+        cls, config: EngineConfig, owner: Owner, *, command: Sequence[str] = (), early: EarlyEngine | None = None
+    ) -> "EngineChild":
+        """Start the process, or take the one that waits, and tell it its configuration. Raises OSError where there is no room for it."""
         child = cls(owner)
-        await loop.subprocess_exec(
-            lambda: child,
-            *_command(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=_environment(),
-            **_apart(),
-        )
+        if can_spawn():
+            waiting = early.take() if early is not None else None
+            await child._connect(waiting or spawn(list(command) or None))
+        else:
+            await child._start_on_windows(list(command) or engine_command())
         child.send(Configure(config))
         return child
 
     @property
     def pid(self) -> int | None:
         """Process id."""
-        return self._transport.get_pid() if self._transport else None
+        return self._transport.get_pid() if self._transport else self._pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `on_exit` was called."""
+        return self._is_gone.done()
 
     def send(self, message: ToEngine) -> None:
         """Queue a message on the pipe; a dead engine's is dropped (its end is told by `on_exit`)."""
         if self._stdin is not None and not self._stdin.is_closing():
-            self._stdin.write(frame(self._encoder.encode(message)))
+            self._stdin.write(self._encoder.frame(message))
 
     def kill(self) -> None:
         """End the process now."""
-        if self._transport is not None and not self._has_exited:
+        if self._has_exited:
+            return
+        if self._transport is not None:
             self._transport.kill()
+        elif self._pid is not None:
+            os.kill(self._pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
 
     async def end(self, within_s: float) -> None:
         """Close the pipe, which ends the engine; kill it where it does not go."""
@@ -88,7 +125,41 @@ class EngineChild(asyncio.SubprocessProtocol):
             self.kill()
             await asyncio.wait([self._is_gone], timeout=within_s)
 
-    # -- asyncio's side ------------------------------------------------------------------------------------------------
+    # -- POSIX ---------------------------------------------------------------------------------------------------------
+
+    async def _connect(self, spawned: Spawned) -> None:
+        loop = asyncio.get_running_loop()
+        self._pid = spawned.pid
+        stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(spawned.stdin, "wb", 0))
+        self._stdin = stdin
+        self._pipes.append(stdin)
+        for number, descriptor in ((_STDOUT, spawned.stdout), (_STDERR, spawned.stderr)):
+            pipe, _ = await loop.connect_read_pipe(lambda n=number: _Outlet(self, n), os.fdopen(descriptor, "rb", 0))  # type: ignore[misc]
+            self._pipes.append(pipe)
+
+    def _reap(self) -> None:
+        """Both pipes are at their end: the process has ended or is about to. A thread waits for it, nothing else does."""
+        loop = asyncio.get_running_loop()
+
+        def wait(pid: int) -> None:
+            _, status = os.waitpid(pid, 0)
+            loop.call_soon_threadsafe(self._reaped, os.waitstatus_to_exitcode(status))
+
+        assert self._pid is not None
+        threading.Thread(target=wait, args=(self._pid,), name="reap engine", daemon=True).start()
+
+    def _reaped(self, returncode: int) -> None:
+        self._returncode = returncode
+        for pipe in self._pipes:
+            pipe.close()
+        self.process_exited()
+
+    # -- Windows, and what both share ----------------------------------------------------------------------------------
+
+    async def _start_on_windows(self, command: list[str]) -> None:
+        flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+        loop, pipe = asyncio.get_running_loop(), subprocess.PIPE
+        await loop.subprocess_exec(lambda: self, *command, stdin=pipe, stdout=pipe, stderr=pipe, creationflags=flags)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The process runs."""
@@ -101,16 +172,35 @@ class EngineChild(asyncio.SubprocessProtocol):
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Bytes of either pipe."""
         if fd == _STDOUT:
-            for payload in self._frames.feed(data):
-                self._owner.on_message(self._decoder.decode(payload))
+            for message in self._messages(data):
+                self._owner.on_message(message)
             return
         for line in lines_of(self._lines, data):
             self._owner.on_line(line)
+
+    def _messages(self, data: bytes) -> Iterator[FromEngine]:
+        """An engine that sends what is no message is ended: nothing that follows in its pipe could be understood."""
+        if self._is_garbled:
+            return
+        frames = self._frames.feed(data)
+        while True:
+            try:
+                message = self._decoder.decode(next(frames))
+            except StopIteration:
+                return
+            except ValueError as error:  # msgspec's errors are such
+                self._is_garbled = True
+                self._owner.on_line(f"the engine sent what is no message and is ended: {error}")
+                self.kill()
+                return
+            yield message
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         """A pipe is at its end."""
         if fd in (_STDOUT, _STDERR):
             self._n_open_pipes -= 1
+            if self._n_open_pipes == 0 and self._transport is None:
+                self._reap()
             self._tell_when_gone()
 
     def process_exited(self) -> None:
@@ -121,9 +211,25 @@ class EngineChild(asyncio.SubprocessProtocol):
     def _tell_when_gone(self) -> None:
         if self._has_exited and self._n_open_pipes == 0 and not self._is_gone.done():
             self._is_gone.set_result(None)
-            assert self._transport is not None
-            self._transport.close()
-            self._owner.on_exit(self._transport.get_returncode())
+            if self._transport is not None:
+                self._transport.close()
+                self._returncode = self._transport.get_returncode()
+            self._owner.on_exit(self._returncode)
+
+
+class _Outlet(asyncio.Protocol):
+    """One of the engine's outputs."""
+
+    def __init__(self, child: EngineChild, number: int) -> None:
+        self._child, self._number = child, number
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        self._child.pipe_data_received(self._number, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Its end."""
+        self._child.pipe_connection_lost(self._number, exc)
 
 
 def lines_of(buffer: bytearray, data: bytes) -> list[str]:
@@ -135,21 +241,3 @@ def lines_of(buffer: bytearray, data: bytes) -> list[str]:
         lines.append(bytes(buffer[:end]).decode("utf-8", errors="replace").rstrip())
         del buffer[: end + 1]
     return [line for line in lines if line]
-
-
-def _command() -> list[str]:
-    if getattr(sys, "frozen", False):
-        return [sys.executable, ENGINE_FLAG]
-    return [sys.executable, "-m", "runner.serving.process"]
-
-
-def _environment() -> dict[str, str]:
-    # A failed assertion in ggml would start gdb to print a backtrace: seconds in which the front waits for the end.
-    return child_environment({"GGML_NO_BACKTRACE": "1"})
-
-
-def _apart() -> dict[str, Any]:
-    """Out of the terminal's process group: Ctrl-C is the front's to handle."""
-    if sys.platform == "win32":
-        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-    return {"start_new_session": True}

@@ -1,24 +1,26 @@
-"""The front's side of the engine: starts its process, keeps every request until its first token, starts it again when it ends.
+"""The front's side of the engine: starts its process, keeps every request until its first text, starts it again when it ends.
 
 LOADING -> READY -> RESTARTING -> READY ...           any -> CLOSED
              (three failures at load in a row, or one that no retry can mend)  -> FAILED
+
+Who is live at an engine's end: cancelled ones end so; a suspect at two deaths (see restarts.py) fails with EngineCrashed; one of
+whose answer text has been sent fails with EngineStopped; all others are submitted to the next engine in their old order.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Coroutine
 from enum import StrEnum
-from typing import Final, Protocol
+
+import msgspec
 
 from runner.config import EngineConfig
-from runner.errors import EngineCrashed, EngineStopped, ModelError, RequestCancelled, RunnerError, error_for_code
-from runner.serving.child import EngineChild
+from runner.errors import EngineCrashed, EngineStopped, InternalError, ModelError, RequestCancelled, RunnerError, error_for_code
+from runner.serving.child import Child, EngineChild, StartChild
 from runner.serving.protocol import (
     Accepted,
     Cancel,
     Failed,
-    Finished,
     FromEngine,
     LoadFailed,
     LoadProgress,
@@ -26,22 +28,15 @@ from runner.serving.protocol import (
     Ready,
     Refused,
     Snapshot,
-    Stamps,
     StepEvents,
     Submit,
 )
+from runner.serving.requests import LiveRequest, LiveRequests, Sink
+from runner.serving.restarts import Pulse, RestartPolicy, Restarts, suspects
+
+__all__ = ["EngineClient", "EngineState", "RestartPolicy", "Sink"]
 
 log = logging.getLogger("slotfile.engine")
-
-RESTART_DELAYS_S: Final = (0.0, 1.0, 5.0, 30.0)
-# An engine that served this long has proved itself: the next end starts the delays anew.
-PROVEN_AFTER_S: Final = 60.0
-MAX_LOAD_FAILURES: Final = 3
-MAX_DEATHS: Final = 2
-WATCHDOG_EVERY_S: Final = 1.0
-WATCHDOG_MIN_S: Final = 30.0
-WATCHDOG_FACTOR: Final = 10.0
-CLOSE_WITHIN_S: Final = 1.0
 
 
 class EngineState(StrEnum):
@@ -54,53 +49,29 @@ class EngineState(StrEnum):
     CLOSED = "closed"
 
 
-class Sink(Protocol):
-    """Who receives one request's events, on the event loop, straight from the pipe. No method may block or raise."""
-
-    def on_accepted(self, n_prompt: int) -> None:
-        """The prompt fits; may come again after an engine restart (then nothing had been sent)."""
-
-    def on_text(self, text: str, n_tokens: int) -> None:
-        """Text became complete; `text` may be empty while it is held back."""
-
-    def on_finished(self, finished: Finished) -> None:
-        """The end. Called once, or `on_failed` is."""
-
-    def on_failed(self, error: RunnerError) -> None:
-        """The end by a refusal (InvalidRequest and its kind, before `on_accepted`) or a fault."""
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """One request that has not ended. `is_placed`: the present engine computes it; `has_sent`: its client has seen text."""
-
-    submit: Submit
-    sink: Sink
-    is_with_engine: bool = False
-    is_placed: bool = False
-    is_cancelled: bool = False
-    has_sent: bool = False
-    n_deaths: int = 0
+_ENDED = (EngineState.FAILED, EngineState.CLOSED)
 
 
 class EngineClient:
     """One engine process and the requests that are with it. All methods belong to the event loop's thread."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, start_child: StartChild = EngineChild.start, policy: RestartPolicy | None = None) -> None:
         self.state = EngineState.LOADING
         self.info: ModelInfo | None = None
         self.snapshot: Snapshot | None = None
         self.load_fraction = 0.0
         self.n_restarts = 0
         self._config = config
-        self._live: dict[str, _Live] = {}
-        self._child: EngineChild | None = None
-        self._n_load_failures = 0
-        self._n_early_deaths = 0
-        self._ready_at = 0.0
-        self._heard_at = 0.0
+        self._start_child = start_child
+        self._policy = policy or RestartPolicy()
+        self._requests = LiveRequests(on_broken=self.cancel)
+        self._restarts = Restarts(self._policy)
+        self._pulse = Pulse(0.0)
+        self._child: Child | None = None
         self._last_words = ""
-        self._load_error: ModelError | None = None
+        self._load_error: RunnerError | None = None
+        self._ready: asyncio.Future[ModelInfo] | None = None
+        self._failed: asyncio.Future[RunnerError] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -111,78 +82,84 @@ class EngineClient:
     @property
     def n_live(self) -> int:
         """Requests that have not ended."""
-        return len(self._live)
+        return len(self._requests)
 
     async def start(self) -> None:
         """Start the engine process; returns at once, the model loads meanwhile."""
         loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[ModelInfo] = loop.create_future()
-        self._failed: asyncio.Future[RunnerError] = loop.create_future()
-        await self._spawn()
+        self._ready, self._failed = loop.create_future(), loop.create_future()
         self._keep(self._watch())
+        await self._spawn()
 
     async def wait_ready(self) -> ModelInfo:
-        """Wait until the model is loaded. Raises ModelError when it cannot be."""
+        """Wait until the model is loaded. Raises ModelError or ConfigError when it cannot be."""
+        assert self._ready is not None
         return await asyncio.shield(self._ready)
 
     async def wait_failed(self) -> RunnerError:
         """Wait until the engine is given up (three failures at load): the program ends with this error."""
+        assert self._failed is not None
         return await asyncio.shield(self._failed)
 
     def submit(self, submit: Submit, sink: Sink) -> None:
         """Hand a request over. Raises EngineStopped where the engine is given up or closed, ValueError on a live id used twice."""
-        if self.state in (EngineState.FAILED, EngineState.CLOSED):
+        if self.state in _ENDED:
             raise EngineStopped("The engine has ended and is not started again")
-        if submit.request_id in self._live:
-            raise ValueError(f"request id {submit.request_id!r} is live already")
-        live = self._live[submit.request_id] = _Live(submit, sink)
+        if not submit.arrived_at:
+            submit = msgspec.structs.replace(submit, arrived_at=_now())
+        live = self._requests.add(submit, sink)
         if self.state is EngineState.READY:
             self._hand_over(live)
 
     def cancel(self, request_id: str) -> None:
         """End a request; its sink gets `on_finished` with reason `cancelled`. Unknown ids are ignored."""
-        live = self._live.get(request_id)
+        live = self._requests.get(request_id)
         if live is None or live.is_cancelled:
             return
         live.is_cancelled = True
         if live.is_with_engine and self._child is not None:
             self._child.send(Cancel(request_id))
         else:
-            self._finish(_cancelled(request_id))
+            self._requests.finish_cancelled(request_id)
 
     async def close(self) -> None:
         """End the engine process, within a second; live requests get EngineStopped."""
         if self.state is EngineState.CLOSED:
             return
         self.state = EngineState.CLOSED
-        for task in self._tasks:
-            task.cancel()
-        self._fail_all(EngineStopped("The server is shutting down"))
+        self._requests.fail_all(EngineStopped("The server is shutting down"))
         for future in (self._ready, self._failed):
-            future.cancel()
+            if future is not None:
+                future.cancel()
+        within_s = self._policy.close_within_s
+        if self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=within_s)
         if self._child is not None:
-            await self._child.end(CLOSE_WITHIN_S)
+            await self._child.end(within_s)
 
     # -- what the child says -------------------------------------------------------------------------------------------
 
     def on_message(self, message: FromEngine) -> None:
-        """Take one message of the engine (called by the child's protocol)."""
-        self._heard_at = asyncio.get_running_loop().time()
+        """Take one message of the engine (called by the child's protocol). What comes after the end changes nothing."""
+        if self.state in _ENDED:
+            return
         match message:
             case StepEvents():
                 self._on_step(message)
             case Accepted(request_id, n_prompt):
-                if (live := self._live.get(request_id)) is not None:
-                    self._tell(live, lambda: live.sink.on_accepted(n_prompt))
-            case Refused(request_id, code, text, param):
-                self._on_refused(request_id, error_for_code(code, text, param))
+                self._pulse.prepared(_now())
+                self._requests.accept(request_id, n_prompt)
+            case Refused():
+                self._pulse.prepared(_now())
+                self._on_refused(message)
             case LoadProgress(fraction):
                 self.load_fraction = fraction
             case Ready(info):
                 self._on_ready(info)
-            case LoadFailed(text, is_final):
-                self._load_error = ModelError(text)
-                self._n_load_failures = MAX_LOAD_FAILURES if is_final else self._n_load_failures
+            case LoadFailed():
+                self._on_load_failed(message)
 
     def on_line(self, line: str) -> None:
         """Take one line of the engine's standard error."""
@@ -192,140 +169,133 @@ class EngineClient:
     def on_exit(self, returncode: int | None) -> None:
         """The engine process has ended."""
         self._child = None
-        if self.state is EngineState.CLOSED:
-            return
-        was_ready = self.state is EngineState.READY
-        if was_ready:
-            log.error("the engine ended with %s while %d requests were with it", _ending(returncode), len(self._live))
-            served_s = asyncio.get_running_loop().time() - self._ready_at
-            self._n_early_deaths = self._n_early_deaths + 1 if served_s < PROVEN_AFTER_S else 1
-        else:
-            self._n_load_failures += 1
-            self._n_early_deaths += 1
-        self.state = EngineState.RESTARTING if self.info is not None else EngineState.LOADING
-        self._sort_out_the_dead()
-        if self._n_load_failures >= MAX_LOAD_FAILURES:
-            self._give_up(returncode)
-        else:
-            self.n_restarts += 1
-            self._keep(self._restart(RESTART_DELAYS_S[min(self._n_early_deaths - 1, len(RESTART_DELAYS_S) - 1)]))
+        while_loading = "" if self.state is EngineState.READY else " while it loaded the model"
+        self._lost(f"The engine ended with {_ending(returncode)}{while_loading}")
 
     def _on_ready(self, info: ModelInfo) -> None:
+        now = _now()
         self.state = EngineState.READY
         self.info = info
         self.load_fraction = 1.0
-        self._n_load_failures = 0
-        self._ready_at = asyncio.get_running_loop().time()
-        if not self._ready.done():
+        self._restarts.ready(now)
+        self._pulse = Pulse(now)
+        if self._ready is not None and not self._ready.done():
             self._ready.set_result(info)
-        for live in list(self._live.values()):
+        for live in self._requests:
             self._hand_over(live)
 
+    def _on_load_failed(self, failure: LoadFailed) -> None:
+        self._load_error = error_for_code(failure.code, failure.message, None, failure.hint)
+        if failure.is_final:
+            self._restarts.give_up()
+
     def _on_step(self, events: StepEvents) -> None:
-        if events.snapshot is not None:
-            self.snapshot = events.snapshot
+        self._pulse.stepped(_now())
+        self.snapshot = events.snapshot or self.snapshot
         for request_id in events.placed:
-            if (live := self._live.get(request_id)) is not None:
-                live.is_placed = True
+            self._requests.place(request_id)
         for delta in events.deltas:
-            if (live := self._live.get(delta.request_id)) is not None:
-                live.has_sent = True
-                try:
-                    live.sink.on_text(delta.text, delta.n_tokens)
-                except Exception:  # noqa: BLE001 - one client's connection must not take the others' events down
-                    self._drop(live)
+            self._requests.give_text(delta.request_id, delta.text, delta.n_tokens)
         for finished in events.finished:
-            self._finish(finished)
+            self._requests.finish(finished)
         for failed in events.failed:
             self._on_failed(failed)
 
-    def _on_refused(self, request_id: str, error: RunnerError) -> None:
+    def _on_refused(self, refused: Refused) -> None:
+        error = error_for_code(refused.code, refused.message, refused.param)
         if isinstance(error, RequestCancelled):
-            self._finish(_cancelled(request_id))
-        elif (live := self._live.pop(request_id, None)) is not None:
-            self._tell(live, lambda: live.sink.on_failed(error))
+            self._requests.finish_cancelled(refused.request_id)
+            return
+        if isinstance(error, InternalError):
+            log.error("id=%s failed: %s", refused.request_id, error.message)
+        self._requests.fail(refused.request_id, error)
 
     def _on_failed(self, failed: Failed) -> None:
-        if (live := self._live.pop(failed.request_id, None)) is not None:
-            self._tell(live, lambda: live.sink.on_failed(error_for_code(failed.code, failed.message, None)))
-
-    def _finish(self, finished: Finished) -> None:
-        if (live := self._live.pop(finished.request_id, None)) is not None:
-            self._tell(live, lambda: live.sink.on_finished(finished))
+        log.error("id=%s failed: %s: %s", failed.request_id, failed.code, failed.message)
+        self._requests.fail(failed.request_id, error_for_code(failed.code, failed.message, None))
 
     # -- starting, ending, starting again ------------------------------------------------------------------------------
 
     async def _spawn(self) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
-        self._child = await EngineChild.start(self._config, self)
+        self._last_words, self._load_error, self.load_fraction = "", None, 0.0
+        try:
+            child = await self._start_child(self._config, self)
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread that waits for the process can be had
+            self._lost(f"The engine process could not be started: {getattr(error, 'strerror', None) or error}")
+            return
+        if self.state is EngineState.CLOSED:
+            await child.end(self._policy.close_within_s)
+        elif not child.has_ended:  # a quick end was told before this task went on
+            self._child = child
 
     async def _restart(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         await self._spawn()
 
-    def _hand_over(self, live: _Live) -> None:
+    def _hand_over(self, live: LiveRequest) -> None:
         assert self._child is not None
         live.is_with_engine = True
+        live.handed_at = _now()
         self._child.send(live.submit)
 
+    def _lost(self, what: str) -> None:
+        """There is no engine any more, or there never was: start the next one, or give up."""
+        if self.state in _ENDED:
+            return
+        if self._load_error is None:
+            log.error("%s; %d requests were with it, %d are live", what, len(self._requests.with_engine), len(self._requests))
+        self.state = EngineState.RESTARTING if self.info is not None else EngineState.LOADING
+        self.snapshot = None
+        self._restarts.ended(_now())
+        self._sort_out_the_dead()
+        if self._restarts.is_hopeless:
+            self._give_up(what)
+        else:
+            self.n_restarts += 1
+            self._keep(self._restart(self._restarts.delay_s))
+
     def _sort_out_the_dead(self) -> None:
-        """Who had text ends with an error; who had none stays, in the old order, unless it ran at two deaths."""
-        with_engine = [live for live in self._live.values() if live.is_with_engine]
-        # The word that a request was placed may have died with the engine: then any of them can have been the one.
-        suspects = [live for live in with_engine if live.is_placed] or with_engine
-        for live in suspects:
+        with_engine = self._requests.with_engine
+        for live in suspects(with_engine, self.info.n_slots if self.info is not None else 1):
             live.n_deaths += 1
         for live in with_engine:
-            live.is_with_engine = live.is_placed = False
-            if live.is_cancelled:
-                self._finish(_cancelled(live.submit.request_id))
-            elif live.has_sent:
-                self._end(live, EngineStopped("The engine ended while this request was being answered; the answer is incomplete"))
-            elif live.n_deaths >= MAX_DEATHS:
-                self._end(live, EngineCrashed("The engine ended twice while it ran this request; it is not tried again"))
+            live.leave_engine()
+        for live in with_engine:
+            self._sort_out(live)
 
-    def _give_up(self, returncode: int | None) -> None:
+    def _sort_out(self, live: LiveRequest) -> None:
+        if live.is_cancelled:  # and has ended, where the end of another of this death cancelled it
+            self._requests.finish_cancelled(live.request_id)
+        elif live.n_deaths >= self._policy.max_deaths:
+            self._end(live, EngineCrashed("The engine ended twice while it ran this request; it is not tried again"))
+        elif not self._requests.may_restart(live):
+            self._end(live, EngineStopped("The engine ended while this request was being answered; the answer is incomplete"))
+
+    def _end(self, live: LiveRequest, error: RunnerError) -> None:
+        log.error("id=%s failed: %s: %s", live.request_id, error.code, error.message)
+        self._requests.fail(live.request_id, error)
+
+    def _give_up(self, what: str) -> None:
         self.state = EngineState.FAILED
         words = f": {self._last_words}" if self._last_words else ""
-        error = self._load_error or ModelError(f"The engine ended with {_ending(returncode)} while it loaded the model{words}")
-        self._fail_all(EngineStopped("The engine could not be started"))
-        if not self._ready.done():
+        error = self._load_error or ModelError(f"{what}{words}")
+        self._requests.fail_all(EngineStopped("The engine could not be started"))
+        if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()  # retrieved: nobody has to be waiting
-        if not self._failed.done():
+        if self._failed is not None and not self._failed.done():
             self._failed.set_result(error)
 
     async def _watch(self) -> None:
-        """End an engine that has been silent for far longer than any step takes while it has requests."""
+        """End an engine of which one thread has been silent, with work to do, for far longer than any step takes."""
         while True:
-            await asyncio.sleep(WATCHDOG_EVERY_S)
-            if self._child is None or self.state is not EngineState.READY or not any(live.is_placed for live in self._live.values()):
+            await asyncio.sleep(self._policy.watch_every_s)
+            if self._child is None or self.state is not EngineState.READY:
                 continue
-            step_s = self.snapshot.longest_step_s if self.snapshot else 0.0
-            limit_s = max(WATCHDOG_MIN_S, WATCHDOG_FACTOR * step_s)
-            if asyncio.get_running_loop().time() - self._heard_at > limit_s:
-                log.error("the engine has been silent for %.0f s and is ended", limit_s)
+            silence_s = self._pulse.silence_s(_now(), self._requests.with_engine)
+            if silence_s > self._policy.silence_limit_s(self.snapshot.longest_step_s if self.snapshot else 0.0):
+                log.error("the engine has been silent for %.0f s and is ended", silence_s)
                 self._child.kill()
-
-    # -- small things --------------------------------------------------------------------------------------------------
-
-    def _tell(self, live: _Live, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception:
-            log.exception("a sink failed for request %s", live.submit.request_id)
-
-    def _drop(self, live: _Live) -> None:
-        log.exception("a sink failed for request %s: it is cancelled", live.submit.request_id)
-        self.cancel(live.submit.request_id)
-
-    def _end(self, live: _Live, error: RunnerError) -> None:
-        self._live.pop(live.submit.request_id, None)
-        self._tell(live, lambda: live.sink.on_failed(error))
-
-    def _fail_all(self, error: RunnerError) -> None:
-        for live in list(self._live.values()):
-            self._end(live, error)
 
     def _keep(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -333,8 +303,8 @@ class EngineClient:
         task.add_done_callback(self._tasks.discard)
 
 
-def _cancelled(request_id: str) -> Finished:
-    return Finished(request_id, "cancelled", 0, 0, 0, Stamps(0.0, 0.0, 0.0, 0.0, 0.0))
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _ending(returncode: int | None) -> str:

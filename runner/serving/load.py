@@ -1,10 +1,11 @@
 """From an EngineConfig to an engine that can decode: back ends, model, slots that fit memory, template."""
 
+import datetime
 import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from runner.bundle.gguf import read_header
 from runner.config import EngineConfig
@@ -16,7 +17,7 @@ from runner.engine.slots import SlotPool
 from runner.errors import ConfigError, ModelError
 from runner.llama.backend import LlamaBackend
 from runner.llama.context import Context, ContextSize
-from runner.llama.library import LOG_WARN, Device, Library
+from runner.llama.library import LOG_ERROR, LOG_WARN, Device, Library
 from runner.llama.model import Model
 from runner.llama.template import ChatTemplate
 from runner.serving.loop import EngineLoop, NativeSeconds
@@ -31,23 +32,25 @@ TARGET_GAP_S = 0.25
 # Before anything was measured: how slowly weights may come from a cold disk (see Snapshot.longest_step_s).
 _SLOWEST_BYTES_PER_S = 500e6
 _KV_LINE = re.compile(r"KV buffer size\s*=\s*([\d.]+) MiB")
+_FLASH_ATTN_LINE = re.compile(r"Flash Attention (enabled|not supported)")
 _PROGRESS_STEP = 0.02
 MIB = 1024 * 1024
 
 
 @dataclass(slots=True)
 class NativeLog:
-    """What llama.cpp says while it loads: warnings go to stderr, the size of the KV buffers is kept."""
+    """What llama.cpp says while it loads: warnings go to stderr; the size of the KV buffers and its choice of kernel are kept."""
 
     kv_mib: float = 0.0
-    last_errors: list[str] = field(default_factory=list)
+    flash_attn: bool | None = None
 
     def __call__(self, level: int, text: str) -> None:
         """Take one line (llama.cpp's log callback)."""
         if match := _KV_LINE.search(text):
             self.kv_mib += float(match[1])
-        if LOG_WARN <= level <= LOG_WARN + 1 and text:
-            self.last_errors.append(text)
+        if match := _FLASH_ATTN_LINE.search(text):
+            self.flash_attn = match[1] == "enabled"
+        if level in (LOG_WARN, LOG_ERROR) and text:
             sys.stderr.write(text + "\n")
 
 
@@ -86,12 +89,13 @@ def load_engine(config: EngineConfig, *, clock: Clock, progress: Callable[[float
     devices = library.devices()
     chosen, n_gpu_layers = _choose_devices(config, devices)
     model = Model(library, config.model, n_gpu_layers=n_gpu_layers, devices=chosen, progress=_throttled(progress))
-    capacity = _capacity(config, model, chosen or devices, n_gpu_layers)
+    model.vocabulary.begin_scan()
+    n_gpu_layers = model.n_layers + 1 if n_gpu_layers < 0 else min(n_gpu_layers, model.n_layers + 1)
+    capacity = _capacity(config, model, chosen, n_gpu_layers)
     n_threads = config.n_threads or usable_threads()
-    size = ContextSize(capacity.n_slots, capacity.n_ctx_slot, config.n_batch, n_threads, n_threads)
+    size = ContextSize(capacity.n_slots, capacity.n_ctx_slot, config.n_batch, n_threads, config.n_threads_batch or n_threads)
     context = Context(library, model, size, config.flash_attn)
-    on_gpu = n_gpu_layers != 0 and any(device.kind in ("gpu", "igpu") for device in devices)
-    backend = LlamaBackend(library, model, context, size, on_gpu=on_gpu, clock=time.perf_counter)
+    backend = LlamaBackend(library, model, context, size, on_gpu=n_gpu_layers > 0, clock=time.perf_counter)
     template, template_note = _template(config, model)
     scheduler = Scheduler(
         SlotPool(size.n_slots),
@@ -99,45 +103,65 @@ def load_engine(config: EngineConfig, *, clock: Clock, progress: Callable[[float
         PromptBudget(max_rows=config.n_batch, target_gap_s=TARGET_GAP_S),
         Weights(model.size_bytes, model.cell_bytes),
     )
-    info = ModelInfo(
+    chose = _Chosen(size, n_gpu_layers, log, capacity, has_template=template is not None, notes=[*capacity.notes, *template_note])
+    info = _describe(config, library, model, chose, devices, clock() - started)
+    preparer = Preparer(model.vocabulary, template, n_ctx_slot=size.n_ctx_slot, seed=config.seed)
+    return Engine(info, scheduler, backend, preparer, clock)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What was decided for this machine."""
+
+    size: ContextSize
+    n_gpu_layers: int
+    log: NativeLog
+    capacity: Capacity
+    has_template: bool
+    notes: list[str]
+
+
+def _describe(config: EngineConfig, library: Library, model: Model, chose: _Chosen, devices: list[Device], load_s: float) -> ModelInfo:
+    vocabulary, size = model.vocabulary, chose.size
+    return ModelInfo(
         name=config.model_name,
         path=config.model.path,
         architecture=model.architecture,
         description=model.description,
         n_params=model.n_params,
-        n_vocab=model.vocabulary.n_tokens,
+        n_vocab=vocabulary.n_tokens,
+        longest_piece_bytes=vocabulary.facts.longest_piece_bytes,
+        unknown_bytes=vocabulary.facts.unknown_bytes,
         n_ctx_train=model.n_ctx_train,
         size_bytes=model.size_bytes,
-        has_chat_template=template is not None,
-        bos=model.vocabulary.special_text(model.vocabulary.bos),
-        eos=model.vocabulary.special_text(model.vocabulary.eos),
+        has_chat_template=chose.has_template,
+        bos=vocabulary.special_text(vocabulary.bos),
+        eos=vocabulary.special_text(vocabulary.eos),
         n_slots=size.n_slots,
         n_ctx_slot=size.n_ctx_slot,
         n_batch=size.n_batch,
         n_threads=size.n_threads,
         n_threads_batch=size.n_threads_batch,
-        n_gpu_layers=model.n_layers + 1 if n_gpu_layers < 0 else n_gpu_layers,
-        flash_attn=config.flash_attn != "off",
-        kv_bytes=int(log.kv_mib * MIB) or capacity.kv_bytes,
+        n_gpu_layers=chose.n_gpu_layers,
+        flash_attn=config.flash_attn == "on" if chose.log.flash_attn is None else chose.log.flash_attn,
+        kv_bytes=int(chose.log.kv_mib * MIB) or chose.capacity.kv_bytes,
         n_swa=model.n_swa,
         devices=[DeviceInfo(d.name, d.description, d.kind, d.memory_free, d.memory_total) for d in devices],
         cpu_library=library.cpu_library(),
         llama_cpp_version=library.version(),
-        load_s=clock() - started,
+        load_s=load_s,
         sampling=config.sampling,
-        notes=[*capacity.notes, *template_note],
+        notes=chose.notes,
     )
-    preparer = Preparer(model.vocabulary, template, n_ctx_slot=size.n_ctx_slot, seed=config.seed)
-    return Engine(info, scheduler, backend, preparer, clock)
 
 
 def _choose_devices(config: EngineConfig, devices: list[Device]) -> tuple[list[Device] | None, int]:
     """The devices to offload to (None: as llama.cpp chooses) and how many layers (-1: all)."""
     gpus = [device for device in devices if device.kind in ("gpu", "igpu")]
-    if config.device == "cpu" or (config.device is None and not gpus):
+    if (config.device or "").casefold() == "cpu" or (config.device is None and not gpus):
         return [], 0
     if config.device is not None:
-        gpus = [device for device in devices if device.name.lower() == config.device.lower()]
+        gpus = [device for device in gpus if device.name.casefold() == config.device.casefold()]
         if not gpus:
             names = ", ".join(device.name for device in devices)
             raise ConfigError(f"--device is {config.device!r}; this machine has: {names}", hint="slotfile doctor")
@@ -158,18 +182,21 @@ def _layers_that_fit(config: EngineConfig, free: int) -> int:
     return max(0, int(room / layer_bytes))
 
 
-def _capacity(config: EngineConfig, model: Model, devices: list[Device], n_gpu_layers: int) -> Capacity:
-    gpus = [device for device in devices if device.kind == "gpu"]
-    on_gpu = n_gpu_layers < 0 and bool(gpus)
-    memory = sum(device.memory_free for device in gpus) if on_gpu else available_memory()
+def _capacity(config: EngineConfig, model: Model, gpus: list[Device] | None, n_gpu_layers: int) -> Capacity:
     return choose_capacity(
         Wanted(config.n_slots, config.n_ctx_slot),
         n_ctx_train=model.n_ctx_train,
         cell_bytes=model.cell_bytes,
-        # On a GPU the weights are there already and out of `memory_free`'s figure, which was taken before the load.
         weights_bytes=model.size_bytes,
-        memory_bytes=memory,
+        memory_bytes=_usable_memory(n_gpu_layers / (model.n_layers + 1), gpus or []),
     )
+
+
+def _usable_memory(share_on_gpu: float, gpus: list[Device]) -> int:
+    """Bytes for weights and cells together, when this share of both lies on the GPUs (their free memory as of before the load)."""
+    host = available_memory() / (1.0 - share_on_gpu) if share_on_gpu < 1.0 else float("inf")
+    device = sum(gpu.memory_free for gpu in gpus) / share_on_gpu if share_on_gpu > 0.0 else float("inf")
+    return int(min(host, device))
 
 
 def _template(config: EngineConfig, model: Model) -> tuple[ChatTemplate | None, list[str]]:
@@ -178,7 +205,8 @@ def _template(config: EngineConfig, model: Model) -> tuple[ChatTemplate | None, 
         return None, ["The model has no chat template: chat is refused, completions work"]
     vocabulary = model.vocabulary
     try:
-        return ChatTemplate(source, bos=vocabulary.special_text(vocabulary.bos), eos=vocabulary.special_text(vocabulary.eos)), []
+        bos, eos = vocabulary.special_text(vocabulary.bos), vocabulary.special_text(vocabulary.eos)
+        return ChatTemplate(source, bos=bos, eos=eos, clock=lambda: datetime.datetime.now().astimezone()), []
     except ModelError as error:
         if config.chat_template is not None:
             raise

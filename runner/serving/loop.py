@@ -72,6 +72,8 @@ class EngineLoop:
 
     def run(self) -> None:
         """Step for ever: the process ends when the front does."""
+        # Before the first step, which may be the longest: the front learns what to expect of it.
+        self._emit(StepEvents(snapshot=self._snapshot()))
         while True:
             self.step()
 

@@ -4,6 +4,8 @@ import os
 import random
 import sys
 import threading
+import traceback
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -14,10 +16,13 @@ from runner.engine.sequence import Sequence, Times
 from runner.errors import ContextLengthExceeded, InvalidRequest, RunnerError
 from runner.llama.template import ChatTemplate, tokenize_chat
 from runner.llama.vocabulary import Vocabulary
-from runner.serving.protocol import Accepted, ChatPrompt, FromEngine, Refused, Submit, TextPrompt, TokenPrompt
+from runner.serving.length import certainly_too_long, fewest_tokens, text_bytes
+from runner.serving.protocol import Accepted, ChatPrompt, FromEngine, Prompt, Refused, Submit, TextPrompt, TokenPrompt
 
 _NO_TEMPLATE = "This model has no chat template: use /v1/completions, or start with --chat-template"
 _N_SEEDS = 2**32 - 1
+# A template may print the time: what it made is not kept for long.
+_N_RECENT, _RECENT_S = 4, 5.0
 # Preparing yields to the decode threads, which meet at a barrier: whatever core it takes costs them double.
 _NICENESS = 10
 
@@ -30,6 +35,22 @@ class Prepared:
     echo: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What became of a prompt."""
+
+    prompt: Prompt
+    at: float
+    tokens: list[int]
+    error: InvalidRequest | None
+
+    def answer(self) -> list[int]:
+        """The same again."""
+        if self.error is not None:
+            raise type(self.error)(self.error.message, param=self.error.param)
+        return list(self.tokens)
+
+
 class Preparer:
     """Renders, tokenises and checks. Owns the template; shares the vocabulary with the decode thread."""
 
@@ -37,20 +58,13 @@ class Preparer:
         self._vocabulary, self._template = vocabulary, template
         self._n_ctx_slot = n_ctx_slot
         self._seed = seed
+        self._recent: deque[_Known] = deque(maxlen=_N_RECENT)
         self._random = random.Random(int.from_bytes(os.urandom(8)))  # noqa: S311 - sampling seeds are no secrets
 
     def prepare(self, submit: Submit, arrived_at: float, now: float) -> Prepared:
         """Raises InvalidRequest (ContextLengthExceeded where the prompt does not fit)."""
-        tokens = self._tokens(submit)
-        n_prompt, n_ctx = len(tokens), self._n_ctx_slot
-        param = "messages" if isinstance(submit.prompt, ChatPrompt) else "prompt"
-        if not tokens:
-            raise InvalidRequest("The prompt is empty: it has no token to continue from", param=param)
-        if n_prompt >= n_ctx:
-            raise ContextLengthExceeded(
-                f"The prompt has {n_prompt:,} tokens; a slot holds {n_ctx:,}, and one at least must be left for the answer", param=param
-            )
-        room = n_ctx - n_prompt
+        tokens = self._tokens(submit.prompt, now)
+        room = self._n_ctx_slot - len(tokens)
         sampling = submit.sampling
         sampling = msgspec.structs.replace(sampling, seed=self._seed_for(submit))
         sequence = Sequence(
@@ -72,24 +86,60 @@ class Preparer:
             seed = self._random.randrange(_N_SEEDS)
         return (seed + submit.seed_offset) % _N_SEEDS
 
-    def _tokens(self, submit: Submit) -> list[int]:
-        match submit.prompt:
+    def _tokens(self, prompt: Prompt, now: float) -> list[int]:
+        """From what was found a moment ago, where that was the same prompt: the answers of one request, or a client that insists."""
+        if isinstance(prompt, TokenPrompt):
+            return self._computed(prompt)
+        for known in self._recent:
+            if now - known.at < _RECENT_S and known.prompt == prompt:
+                return known.answer()
+        try:
+            tokens = self._computed(prompt)
+        except InvalidRequest as error:
+            self._recent.appendleft(_Known(prompt, now, [], error))
+            raise
+        self._recent.appendleft(_Known(prompt, now, tokens, None))
+        return list(tokens)
+
+    def _computed(self, prompt: Prompt) -> list[int]:
+        tokens = self._tokenized(prompt)
+        n_prompt, n_ctx = len(tokens), self._n_ctx_slot
+        param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+        if not tokens:
+            raise InvalidRequest("The prompt is empty: it has no token to continue from", param=param)
+        if n_prompt >= n_ctx:
+            raise ContextLengthExceeded(
+                f"The prompt has {n_prompt:,} tokens; a slot holds {n_ctx:,}, and one at least must be left for the answer", param=param
+            )
+        return tokens
+
+    def _tokenized(self, prompt: Prompt) -> list[int]:
+        match prompt:
             case ChatPrompt(messages):
                 if self._template is None:
-                    raise InvalidRequest(
-                        "This model has no chat template: use /v1/completions, or start with --chat-template", param="messages"
-                    )
-                return tokenize_chat(self._template, self._vocabulary, messages)
+                    raise InvalidRequest(_NO_TEMPLATE, param="messages")
+                return tokenize_chat(self._template, self._vocabulary, messages, self._check_length)
             case TextPrompt(text):
+                self._check_length(text, param="prompt")
                 return self._vocabulary.with_bos(self._vocabulary.tokenize(text, parse_special=True))
             case TokenPrompt(tokens):
-                n_vocab = self._vocabulary.n_tokens
-                for token in tokens:
-                    if not 0 <= token < n_vocab:
-                        raise InvalidRequest(
-                            f"The prompt contains the token id {token}; this model's ids go from 0 to {n_vocab - 1}", param="prompt"
-                        )
-                return list(tokens)
+                self._check_ids(tokens)
+                return tokens
+
+    def _check_length(self, text: str, param: str = "messages") -> None:
+        """Refuse before the tokeniser what cannot fit: on some texts it takes seconds a megabyte."""
+        facts = self._vocabulary.facts
+        n_tokens = fewest_tokens(text_bytes(text, facts.unknown_bytes), facts.longest_piece_bytes)
+        if n_tokens >= self._n_ctx_slot:
+            raise certainly_too_long(n_tokens, self._n_ctx_slot, param)
+
+    def _check_ids(self, tokens: list[int]) -> None:
+        if len(tokens) >= self._n_ctx_slot:
+            return  # refused for its length: no need to look at them
+        n_vocab = self._vocabulary.n_tokens
+        if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
+            token = next(token for token in tokens if not 0 <= token < n_vocab)
+            raise InvalidRequest(f"The prompt contains the token id {token}; this model's ids go from 0 to {n_vocab - 1}", param="prompt")
 
     def _echo(self, submit: Submit, tokens: list[int]) -> str:
         if not submit.echo:
@@ -118,7 +168,7 @@ class PrepareThread:
         """Queue one request (reader thread)."""
         with self._lock:
             self._pending.add(submit.request_id)
-        self._inbox.put((submit, self._clock()))
+        self._inbox.put((submit, submit.arrived_at or self._clock()))
 
     def cancel(self, request_id: str) -> bool:
         """Whether the request was still here: then it never reaches the decode thread."""
@@ -133,14 +183,20 @@ class PrepareThread:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while True:
             submit, arrived_at = self._inbox.get()
-            answer: Prepared | Refused
-            try:
-                answer = self._preparer.prepare(submit, arrived_at, self._clock())
-            except RunnerError as error:
-                answer = Refused(submit.request_id, error.code, error.message, error.param)
-            except Exception as error:  # noqa: BLE001 - a fault in one request must not end the thread that serves all
-                answer = Refused(submit.request_id, "internal_error", f"The request could not be prepared: {type(error).__name__}", None)
-            self._pass_on(submit.request_id, answer)
+            self._pass_on(submit.request_id, self._answer(submit, arrived_at))
+
+    def _answer(self, submit: Submit, arrived_at: float) -> Prepared | Refused:
+        request_id = submit.request_id
+        if request_id in self._cancelled:
+            return Refused(request_id, "request_cancelled", "The request was cancelled", None)
+        try:
+            return self._preparer.prepare(submit, arrived_at, self._clock())
+        except RunnerError as error:
+            return Refused(request_id, error.code, error.message, error.param)
+        except Exception as error:  # noqa: BLE001 - a fault in one request must not end the thread that serves all
+            sys.stderr.write(f"Request {request_id} could not be prepared:\n{traceback.format_exc()}")
+            sys.stderr.flush()
+            return Refused(request_id, "internal_error", f"The request could not be prepared: {type(error).__name__}", None)
 
     def _pass_on(self, request_id: str, answer: Prepared | Refused) -> None:
         with self._lock:

@@ -5,7 +5,8 @@
     main     load, then the decode loop
     writer   owns the pipe to the front: the decode loop never waits for a reader that stands still
 
-stdin and stdout are the pipes; what native code prints goes to stderr, which the front logs.
+stdin and stdout are the pipes; what native code prints goes to stderr, which the front logs. A thread that ends by a fault ends
+the process: half an engine would leave the front waiting.
 """
 
 import os
@@ -23,7 +24,18 @@ from runner.errors import RunnerError
 from runner.serving.load import Engine, load_engine
 from runner.serving.loop import EngineLoop
 from runner.serving.prepare import PrepareThread
-from runner.serving.protocol import Cancel, Configure, FrameReader, FromEngine, LoadFailed, LoadProgress, Ready, Submit, ToEngine, frame
+from runner.serving.protocol import (
+    Cancel,
+    Configure,
+    FrameReader,
+    FrameWriter,
+    FromEngine,
+    LoadFailed,
+    LoadProgress,
+    Ready,
+    Submit,
+    ToEngine,
+)
 
 _READ_BYTES = 1 << 16
 # How long another thread may keep the GIL from the decode thread when it comes back from llama_decode.
@@ -38,7 +50,7 @@ class Writer:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._outbox: SimpleQueue[FromEngine | None] = SimpleQueue()
-        self._encoder = msgspec.msgpack.Encoder()
+        self._frames = FrameWriter()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
@@ -56,7 +68,7 @@ class Writer:
             messages = [self._outbox.get()]
             while not self._outbox.empty():
                 messages.append(self._outbox.get())
-            data = b"".join(frame(self._encoder.encode(message)) for message in messages if message is not None)
+            data = b"".join(self._frames.frame(message) for message in messages if message is not None)
             try:
                 while data:
                     data = data[os.write(self._fd, data) :]
@@ -118,6 +130,14 @@ class Reader:
 
 def engine_main() -> NoReturn:
     """Serve one front over stdin and stdout until it ends."""
+    threading.excepthook = lambda fault: _fatal(fault.exc_value)
+    try:
+        _run()
+    except BaseException as error:  # noqa: BLE001 - whatever it was, the front must see this process end and start another
+        _fatal(error)
+
+
+def _run() -> NoReturn:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         # The front decides when the engine ends: a signal to the whole group must not cut streams that the front drains.
@@ -129,7 +149,7 @@ def engine_main() -> NoReturn:
     try:
         engine = load_engine(config, clock=time.monotonic, progress=lambda fraction: writer.put(LoadProgress(fraction)))
     except RunnerError as error:
-        writer.put(LoadFailed(error.message, is_final=True))
+        writer.put(LoadFailed(error.message, is_final=True, code=error.code, hint=error.hint))
         writer.finish()
         os._exit(_EXIT_LOAD_FAILED)
     _serve(engine, reader, writer)
@@ -141,12 +161,17 @@ def _serve(engine: Engine, reader: Reader, writer: Writer) -> NoReturn:
     prepare.start()
     reader.connect(prepare, loop)
     writer.put(Ready(engine.info))
+    loop.run()
+    raise AssertionError("the decode loop has ended")
+
+
+def _fatal(error: BaseException | None) -> NoReturn:
+    """The end of every thread that ends by a fault, told on stderr."""
     try:
-        loop.run()
-    except BaseException:  # noqa: BLE001 - whatever it was, the front must see this process end and start another
-        traceback.print_exc()
+        traceback.print_exception(error)
         sys.stderr.flush()
-    os._exit(_EXIT_BUG)
+    finally:
+        os._exit(_EXIT_BUG)
 
 
 def _take_pipes() -> tuple[Reader, Writer]:

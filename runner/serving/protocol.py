@@ -47,6 +47,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """One generation. `max_tokens` None: until the slot's end. `echo` sends the prompt's text first.
 
     `seed_offset` is added to the request's seed or the server's: the choices of one request differ, and can be had again.
+    `arrived_at` is when the client took it over (see Stamps); it stays when a second engine gets it.
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     cache_prompt: bool = True
     echo: bool = False
     seed_offset: int = 0
+    arrived_at: float = 0.0
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -80,7 +82,11 @@ class DeviceInfo(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What was loaded and what was chosen for this machine. Sizes in bytes; `notes` are sentences for a person."""
+    """What was loaded and what was chosen for this machine. Sizes in bytes; `notes` are sentences for a person.
+
+    A token of the vocabulary stands for `longest_piece_bytes` of a text at most (0: that is not known), besides `unknown_bytes`,
+    of which the tokeniser makes nothing.
+    """
 
     name: str
     path: str
@@ -88,6 +94,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     description: str
     n_params: int
     n_vocab: int
+    longest_piece_bytes: int
+    unknown_bytes: bytes
     n_ctx_train: int
     size_bytes: int
     has_chat_template: bool
@@ -123,10 +131,12 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
-    """The engine ends after this; `message` is one sentence. `is_final`: trying again cannot help."""
+    """The engine ends after this. `is_final`: trying again cannot help. The rest is the RunnerError's."""
 
     message: str
     is_final: bool
+    code: str = "model_error"
+    hint: str | None = None
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
@@ -260,6 +270,35 @@ class FrameReader:
             yield frame
 
 
+class FrameWriter:
+    """Makes frames of messages. Text that UTF-8 cannot hold does not stop one: it may come from a template, an error or a command line."""
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def frame(self, message: ToEngine | FromEngine) -> bytes:
+        """One message as one frame; lone surrogates in it become U+FFFD."""
+        try:
+            return frame(self._encoder.encode(message))
+        except UnicodeEncodeError:
+            return frame(self._encoder.encode(_printable(msgspec.to_builtins(message, builtin_types=(bytes,)))))
+
+
 def frame(payload: bytes) -> bytes:
-    """Put the length before an encoded message."""
+    """Put the length before an encoded message. Raises ValueError for one that the peer would not take."""
+    if len(payload) > MAX_FRAME_BYTES:
+        raise ValueError(f"a message has {len(payload)} bytes; the limit is {MAX_FRAME_BYTES}")
     return len(payload).to_bytes(LENGTH_BYTES, "little") + payload
+
+
+def _printable(value: Any) -> Any:
+    """A tree of plain values, with every text in it made valid (halves of a pair that belong together are joined)."""
+    match value:
+        case str():
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case dict():
+            return {_printable(key): _printable(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_printable(item) for item in value]
+        case _:
+            return value

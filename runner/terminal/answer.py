@@ -71,6 +71,10 @@ class Answer:
         if not self.is_over:
             self._ending.set_exception(error)
 
+    def restart(self) -> bool:
+        """Sink: the engine has ended. What was written cannot be taken back."""
+        return not self.text and not self.is_over
+
 
 def sampling_params(defaults: SamplingDefaults) -> SamplingParams:
     """What the model's manifest and the options say of sampling, as a request's parameters."""

@@ -21,7 +21,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import ColorDepth, Output
 
-from runner.config import environment
+from runner.environment import environment
 
 QUOTES: Final = '"""'
 PASTE_GAP_S: Final = 0.01  # nobody types the next key this soon after Enter

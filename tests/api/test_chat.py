@@ -191,7 +191,7 @@ async def test_failure_of_a_whole_answer_is_a_status(wire: Wire, engine: FakeEng
 async def test_n_answers_have_indices_and_seeds_of_their_own(wire: Wire, engine: FakeEngineClient, stream: bool) -> None:
     engine.enqueue(Reply(texts=["a"]), Reply(texts=["b", "b"]), Reply(texts=[], reason="length"))
     reply = await wire.chat(n=3, seed=2**32 - 3, stream=stream, stream_options={"include_usage": True})
-    assert [submit.sampling.seed for submit in engine.submits] == [2**32 - 3, 2**32 - 2, 0]
+    assert [(submit.sampling.seed, submit.seed_offset) for submit in engine.submits] == [(2**32 - 3, offset) for offset in range(3)]
     assert len({submit.request_id for submit in engine.submits}) == 3
     usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 3}}
     if not stream:

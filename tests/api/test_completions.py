@@ -37,7 +37,8 @@ async def test_stream_is_text_then_reason_then_done(wire: Wire) -> None:
 async def test_choices_are_numbered_prompt_by_prompt(wire: Wire, engine: FakeEngineClient, stream: bool) -> None:
     engine.enqueue(*(Reply(texts=[text]) for text in "abcd"))
     reply = await wire.post(COMPLETIONS, {"prompt": ["p", "q"], "n": 2, "seed": 5, "stream": stream})
-    assert [(submit.prompt.text, submit.sampling.seed) for submit in engine.submits] == [("p", 5), ("p", 6), ("q", 5), ("q", 6)]  # type: ignore[union-attr]
+    assert [(submit.prompt.text, submit.seed_offset) for submit in engine.submits] == [("p", 0), ("p", 1), ("q", 0), ("q", 1)]  # type: ignore[union-attr]
+    assert {submit.sampling.seed for submit in engine.submits} == {5}
     if stream:
         texts = {c["index"]: c["text"] for chunk in reply.chunks for c in chunk["choices"] if c["text"]}
         assert texts == {0: "a", 1: "b", 2: "c", 3: "d"}

@@ -1,6 +1,8 @@
 """Getting models: joined, verified, resumed, and under their names only when whole."""
 
 import hashlib
+import os
+import subprocess
 import sys
 import threading
 import zipfile
@@ -15,7 +17,9 @@ from build.fetch import Cache, download_url, fetch_license, fetch_model, plain_t
 from runner.bundle.catalogue import CatalogueEntry, Url
 from runner.errors import ConfigError, ModelDamaged
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 CONTENT = bytes(range(256)) * 400
+WHEEL = "a_model-1.0-py3-none-any.whl"
 
 
 def entry(source: list[str], content: bytes = CONTENT) -> CatalogueEntry:
@@ -91,11 +95,12 @@ def test_page_without_an_article_is_read_whole() -> None:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves CONTENT; `cut_at` ends a response early, `has_ranges` says whether ranges are honoured."""
+    """Serves CONTENT, and an index of one wheel with it; `cut_at` ends a response early, `has_ranges` says whether ranges are honoured."""
 
     cut_at = len(CONTENT)
     has_ranges = True
     status = 200
+    sha256 = hashlib.sha256(CONTENT).hexdigest()
     asked: list[str | None]
 
 
@@ -103,6 +108,20 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
+        if self.path == "/simple/a-model/":
+            self._send_index()
+        else:
+            self._send_content()
+
+    def _send_index(self) -> None:
+        page = f'<!doctype html><a href="/files/{WHEEL}#sha256={self.server.sha256}">{WHEEL}</a>'.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    def _send_content(self) -> None:
         wanted = self.headers.get("Range")
         self.server.asked.append(wanted)
         start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and self.server.has_ranges else 0
@@ -155,3 +174,53 @@ def test_unreachable_server_is_told(tmp_path: Path) -> None:
         pass
     with pytest.raises(ConfigError, match="cannot be downloaded"):
         download_url(url, tmp_path)
+
+
+def get_wheel(directory: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    """What the build runs for a wheel, with a person's pip settings and no others."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
+    environment = kept | {"PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0"} | settings
+    command = [sys.executable, "-m", "build.wheel", "a-model==1.0", str(directory)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("has_ranges", [True, False])
+def test_wheel_that_was_broken_off_goes_on_where_it_stopped(tmp_path: Path, has_ranges: bool) -> None:
+    with web() as (server, _):
+        index = f"http://127.0.0.1:{server.server_port}/simple"
+        server.cut_at, server.has_ranges = 30_000, has_ranges
+        broken = get_wheel(tmp_path, PIP_INDEX_URL=index)
+        assert (broken.returncode, broken.stdout) == (1, "")
+        assert broken.stderr.splitlines()[0].startswith(f"Error: {WHEEL} ")
+        assert [path.name for path in tmp_path.iterdir()] == [f"{WHEEL}.part"]
+        server.cut_at = len(CONTENT)
+        mended = get_wheel(tmp_path, PIP_INDEX_URL=index)
+        assert (mended.returncode, mended.stderr) == (0, "")
+        assert [path.name for path in tmp_path.iterdir()] == [WHEEL]
+        assert (tmp_path / WHEEL).read_bytes() == CONTENT
+        assert server.asked == [None, "bytes=30000-"]
+
+
+def test_wheel_of_other_content_than_its_index_says_is_not_kept(tmp_path: Path) -> None:
+    with web() as (server, _):
+        server.sha256 = "0" * 64
+        done = get_wheel(tmp_path, PIP_INDEX_URL=f"http://127.0.0.1:{server.server_port}/simple")
+    assert done.returncode == 1
+    assert "has the SHA-256" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wheel_in_a_folder_of_find_links_is_taken(tmp_path: Path) -> None:
+    links, target = tmp_path / "links", tmp_path / "target"
+    links.mkdir()
+    target.mkdir()
+    (links / WHEEL).write_bytes(CONTENT)
+    done = get_wheel(target, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(links))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (target / WHEEL).read_bytes() == CONTENT
+
+
+def test_wheel_that_nobody_has_is_one_sentence(tmp_path: Path) -> None:
+    done = get_wheel(tmp_path, PIP_NO_INDEX="1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: pip finds no wheel of a-model==1.0\n")

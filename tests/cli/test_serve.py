@@ -266,10 +266,14 @@ def test_log_file_that_cannot_be_written_is_told(smollm2_path: Path, tmp_path: P
     [(("--ctx", "100000000"), "100"), (("--device", "nosuch"), "nosuch")],
     ids=["context beyond memory", "no such device"],
 )
-def test_engine_that_cannot_start_is_one_sentence(smollm2_path: Path, tmp_path: Path, options: tuple[str, str], word: str) -> None:
+def test_engine_that_cannot_start_is_one_sentence_and_a_hint(
+    smollm2_path: Path, tmp_path: Path, options: tuple[str, str], word: str
+) -> None:
     done = run("serve", "-m", str(smollm2_path), "--port", "0", *options, home=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     lines = [line for line in done.stderr.splitlines() if not line.startswith("2")]
-    assert len(lines) == 1
-    assert lines[0].startswith("Error: ")
-    assert word in lines[0].replace(",", "")
+    error, hint = lines
+    assert error.startswith("Error: ")
+    assert word in error.replace(",", "")
+    assert hint.startswith("hint: ")
+    assert "slotfile.engine" not in done.stderr  # the log does not say it a second time

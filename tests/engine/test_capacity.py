@@ -41,6 +41,21 @@ def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
     )
 
 
+@pytest.mark.parametrize(("n_slots", "n_ctx"), [(16, 32_768), (1, 50_000_000), (256, 1024)])
+def test_the_hint_names_options_that_fit(n_slots: int, n_ctx: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose_capacity(Wanted(n_slots, n_ctx), memory_bytes=GIB, **SMOL)
+    assert caught.value.hint is not None
+    _, slots, _, ctx = caught.value.hint.split()
+    choose_capacity(Wanted(int(slots), int(ctx)), memory_bytes=GIB, **SMOL)
+
+
+def test_there_is_no_hint_where_nothing_fits() -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose_capacity(Wanted(1, 512), memory_bytes=GIB // 4, **SMOL)
+    assert caught.value.hint is None
+
+
 @pytest.mark.parametrize(("n_ctx", "cells"), [(1, 256), (256, 256), (257, 512), (1000, 1024), (4096, 4096)])
 def test_cells_come_in_multiples_of_256(n_ctx: int, cells: int) -> None:
     assert padded(n_ctx) == cells

@@ -269,6 +269,7 @@ def test_a_stop_string_ends_the_generation_and_frees_the_slot() -> None:
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(1, 90), st.integers(0, 4), st.integers(1, 20)),
+        st.tuples(st.just("add uncached"), st.integers(1, 90), st.integers(0, 4), st.integers(1, 20)),
         st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0), st.just(0)),
         st.tuples(st.just("step"), st.integers(1, 6), st.just(0), st.just(0)),
         st.tuples(st.just("break"), st.integers(0, 2), st.just(0), st.just(0)),
@@ -288,9 +289,9 @@ def test_whatever_arrives_leaves_or_breaks_every_request_ends_and_no_answer_is_a
     cancelled: set[str] = set()
     for kind, a, b, c in events:
         match kind:
-            case "add":
+            case "add" | "add uncached":
                 # Few seeds, so that prompts share prefixes with what lies in the slots.
-                added.append(rig.add(prompt(90, b)[:a], max_tokens=c))
+                added.append(rig.add(prompt(90, b)[:a], max_tokens=c, cache_prompt=kind == "add"))
             case "cancel":
                 ended = rig.scheduler.cancel(f"r{a}", rig.now)
                 cancelled |= {ended.request_id} if ended else set()

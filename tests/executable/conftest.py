@@ -1,17 +1,24 @@
 """The built executable: `make exe` makes it, `make test` makes it before it runs these tests."""
 
+import http.client
+import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILT = ROOT / "dist" / "smollm2-135m"
+LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")
+JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True)
@@ -61,18 +68,66 @@ def run(executable: Path, tmp_path: Path) -> Run:
     return start
 
 
+@dataclass(frozen=True)
+class Server:
+    """The executable as a server: the bootloader's process, which leads a process group of its own, and the port."""
+
+    process: "subprocess.Popen[str]"
+    port: int
+
+    @property
+    def tree(self) -> list[psutil.Process]:
+        """Bootloader, front, engine."""
+        bootloader = psutil.Process(self.process.pid)
+        (front,) = bootloader.children()
+        return [bootloader, front, *front.children()]
+
+    def get(self, path: str) -> Any:
+        """A JSON answer, whatever its status."""
+        return self._ask("GET", path, None)
+
+    def post(self, path: str, body: dict[str, object]) -> Any:
+        """A JSON answer, whatever its status."""
+        return self._ask("POST", path, json.dumps(body))
+
+    @contextmanager
+    def stream(self, max_tokens: int = 3000) -> Iterator[http.client.HTTPResponse]:
+        """An answer that is being streamed; its first text has come."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        body = {"prompt": "1, 2, 3,", "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
+        connection.request("POST", "/v1/completions", json.dumps(body), JSON)
+        response = connection.getresponse()
+        while not response.readline().startswith(b"data: "):
+            assert response.status == 200
+        try:
+            yield response
+        finally:
+            response.close()
+            connection.close()
+
+    def _ask(self, method: str, path: str, body: str | None) -> Any:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path, body, JSON)
+            return json.loads(connection.getresponse().read())
+
+
+SMALL = ("--slots", "1", "--ctx", "256", "--threads", "1")
+
+
 @contextmanager
-def serving(executable: Path, unpacked: Path) -> Iterator[subprocess.Popen[str]]:
-    """The server, ready, as the leader of a process group of its own."""
-    command = [str(executable), "serve", "--port", "0", "--slots", "1", "--ctx", "256"]
+def serving(executable: Path, unpacked: Path, *options: str) -> Iterator[Server]:
+    """The server, ready."""
+    command = [str(executable), "serve", "--port", "0", *(options or SMALL)]
     environment = {"TMPDIR": str(unpacked), "HOME": str(unpacked.parent)}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None
     try:
-        for line in process.stderr:
-            if "listening" in line:
-                break
-        yield process
+        found = None
+        while found is None:
+            line = process.stderr.readline()
+            assert line, "it ended before it listened"
+            found = LISTENING.search(line)
+        yield Server(process, int(found[1]))
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

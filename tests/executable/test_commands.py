@@ -159,6 +159,13 @@ def test_licences_name_program_python_llama_cpp_and_model(run: Run, part: str) -
     assert re.search(rf"^{re.escape(part)}.*\n=+\n\n\S", ended.out, re.MULTILINE)
 
 
+def test_executable_measures_itself(run: Run) -> None:
+    ended = run("bench", "--slots", "2", "--ctx", "128", "--threads", "1", "--prompt-tokens", "16", "--steps", "4")
+    assert (ended.code, ended.err) == (0, "")
+    assert re.search(r"^cpu library  libggml-cpu-\w+\.so", ended.out, re.MULTILINE)
+    assert re.search(r"^generated, 2 sequences +\d", ended.out, re.MULTILINE)
+
+
 def test_only_one_copy_of_each_llama_library_and_no_numpy_is_inside(executable: Path) -> None:
     names = list(CArchiveReader(str(executable)).toc)
     libraries = [name for name in names if "libllama" in name or "libggml" in name]

@@ -6,7 +6,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from runner.bundle.locate import find_bundle
@@ -58,8 +57,8 @@ def test_model_is_mapped_where_it_lies_and_shared(executable: Path, unpacked: Pa
     bundle = find_bundle(executable)
     assert bundle is not None
     assert bundle.model is not None
-    with serving(executable, unpacked) as process:
-        engine = next(child for child in psutil.Process(process.pid).children(recursive=True) if "--engine-process" in child.cmdline())
+    with serving(executable, unpacked) as server:
+        engine = server.tree[2]
         maps = [entry for entry in engine.memory_maps(grouped=False) if entry.path == str(executable)]
     assert sum(entry.rss for entry in maps) > bundle.model.length // 2
     assert sum(entry.private_dirty for entry in maps) < 1 << 20

@@ -2,49 +2,48 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.executable.conftest import serving
+from tests.cli.program import left_of
+from tests.executable.conftest import Server, serving
+
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 0, signal.SIGHUP: 129}
 
 
 def test_front_and_engine_share_one_unpacked_directory(executable: Path, unpacked: Path) -> None:
-    with serving(executable, unpacked) as process:
-        commands = [child.cmdline() for child in psutil.Process(process.pid).children(recursive=True)]
-        assert any("--engine-process" in command for command in commands)
+    with serving(executable, unpacked) as server:
+        assert "--engine-process" in server.tree[2].cmdline()
         assert len(list(unpacked.glob("_MEI*"))) == 1
 
 
 @pytest.mark.parametrize("target", ["parent", "child", "group"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: signal.Signals(number).name)
-def test_nothing_is_left_after_a_signal(executable: Path, unpacked: Path, number: signal.Signals, target: str) -> None:
-    with serving(executable, unpacked) as process:
-        tree = psutil.Process(process.pid).children(recursive=True)
-        if target == "group":
-            os.killpg(process.pid, number)
-        else:
-            os.kill(process.pid if target == "parent" else tree[0].pid, number)
-        process.wait(timeout=5)
-    wait_until_gone(tree)
+@pytest.mark.parametrize("number", EXIT_CODES, ids=lambda number: signal.Signals(number).name)
+def test_signal_is_one_clean_end_and_leaves_nothing(executable: Path, unpacked: Path, number: signal.Signals, target: str) -> None:
+    with serving(executable, unpacked) as server:
+        tree = server.tree
+        send(server, number, target)
+        assert server.process.wait(timeout=5) == EXIT_CODES[number]
+        assert server.process.stderr is not None
+        assert server.process.stderr.read() == ""
+    assert left_of(tree) == []
     assert list(unpacked.iterdir()) == []
+
+
+def send(server: Server, number: signal.Signals, target: str) -> None:
+    """A terminal signals the group; `kill` and a service manager one of the two processes."""
+    if target == "group":
+        os.killpg(server.process.pid, number)
+    else:
+        os.kill(server.tree[0 if target == "parent" else 1].pid, number)
 
 
 def test_nothing_is_left_after_the_programs_own_process_was_killed(executable: Path, unpacked: Path) -> None:
     """The bootloader's process outlives the one that Python runs in and cleans up after it."""
-    with serving(executable, unpacked) as process:
-        tree = psutil.Process(process.pid).children(recursive=True)
-        os.kill(tree[0].pid, signal.SIGKILL)
-        process.wait(timeout=5)
-    wait_until_gone(tree)
+    with serving(executable, unpacked) as server:
+        tree = server.tree
+        tree[1].kill()
+        server.process.wait(timeout=5)
+    assert left_of(tree) == []
     assert list(unpacked.iterdir()) == []
-
-
-def wait_until_gone(tree: list[psutil.Process]) -> None:
-    """Two seconds after the end no process of the tree is left."""
-    deadline = time.monotonic() + 2
-    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in tree):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -48,6 +48,14 @@ class Heard:
         self._done.exception()
         self.first.set()
 
+    def restart(self) -> bool:
+        """Text counts as sent."""
+        if self.text:
+            return False
+        self.n_tokens = 0
+        self.stamps.clear()
+        return True
+
     async def end(self, timeout_s: float = 120.0) -> Finished:
         """Wait for the end."""
         return await asyncio.wait_for(asyncio.shield(self._done), timeout_s)

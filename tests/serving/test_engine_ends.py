@@ -6,27 +6,31 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 import pytest_asyncio
 
+from runner.config import EngineConfig, ModelFile
 from runner.errors import EngineCrashed, EngineStopped, ModelError
-from runner.serving import client as client_module
-from runner.serving.client import EngineClient, EngineState
+from runner.serving.child import EngineChild
+from runner.serving.client import EngineClient, EngineState, RestartPolicy
 from runner.serving.protocol import Submit, TextPrompt
 from tests.conftest import engine_config
 from tests.serving.client_rig import GREEDY, Heard, answer, ask
 
 COUNTING = "1, 2, 3, 4, 5, 6,"
+NO_MODEL = EngineConfig(model=ModelFile("none.gguf", 0, 1), model_name="none")
+AT_ONCE = RestartPolicy(delays_s=(0.0,))
 
 
 @pytest_asyncio.fixture
 async def engine(smollm2_path: Path) -> AsyncIterator[EngineClient]:
-    """An engine that a test may kill."""
-    client = EngineClient(engine_config(smollm2_path, n_slots=4, n_ctx_slot=512))
+    """An engine that a test may kill, started again at once."""
+    client = EngineClient(engine_config(smollm2_path, n_slots=4, n_ctx_slot=512), policy=AT_ONCE)
     await client.start()
     await client.wait_ready()
     yield client
@@ -50,27 +54,25 @@ async def test_streams_end_with_an_error_and_waiters_are_answered_by_the_next_en
     await asyncio.gather(*(heard.first.wait() for heard in streams))
     waiting = [ask(engine, COUNTING, 3)[1] for _ in range(4)]
     await asyncio.sleep(0.1)
+    killed_at = time.monotonic()
     kill(engine)
     for heard in streams:
         with pytest.raises(EngineStopped, match="ended while this request was being answered"):
             await heard.end()
     ninth = ask(engine, COUNTING, 3)[1]
     for heard in (*waiting, ninth):
-        await heard.end()
+        stamps = (await heard.end()).stamps
         assert heard.text == " 7,"
+        assert stamps.prepared_at > killed_at
+        assert (stamps.arrived_at < killed_at) == (heard is not ninth)
     assert engine.n_restarts == 1
 
 
-async def test_a_request_that_ran_at_two_deaths_is_not_tried_again_and_one_that_waited_is(
-    engine: EngineClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "RESTART_DELAYS_S", (0.0,))
+async def test_a_request_that_ran_at_two_deaths_is_not_tried_again_and_one_that_waited_is(engine: EngineClient) -> None:
     long_prompts = [ask(engine, "river stone " * 240 + str(i), 5)[1] for i in range(4)]
     waiting = ask(engine, COUNTING, 3)[1]
     for n_deaths in (1, 2):
-        await until(
-            lambda: engine.state is EngineState.READY and all(live.is_placed or live.has_sent for live in list(engine._live.values())[:4])
-        )
+        await until(lambda: engine.state is EngineState.READY and all(live.is_placed for live in list(engine._requests)[:4]))
         kill(engine)
         await until(lambda: engine.n_restarts >= n_deaths)  # noqa: B023 - called before the loop goes on
     outcomes = await asyncio.gather(*(heard.end() for heard in long_prompts), return_exceptions=True)
@@ -89,9 +91,11 @@ async def test_a_cancelled_request_does_not_come_back_with_the_next_engine(engin
     assert (await answer(engine, COUNTING, 3))[0] == " 7,"
 
 
-async def test_an_engine_that_stands_still_is_ended_and_replaced(engine: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "WATCHDOG_MIN_S", 4.0)
-    monkeypatch.setattr(client_module, "WATCHDOG_FACTOR", 0.0)
+async def test_an_engine_that_stands_still_is_ended_and_replaced(smollm2_path: Path) -> None:
+    policy = RestartPolicy(min_silence_s=4.0, silence_per_step=0.0)
+    engine = EngineClient(engine_config(smollm2_path, n_slots=4, n_ctx_slot=512), policy=policy)
+    await engine.start()
+    await engine.wait_ready()
     stream = ask(engine, COUNTING, 400, ignore_eos=True)[1]
     await stream.first.wait()
     assert engine.pid is not None
@@ -99,6 +103,7 @@ async def test_an_engine_that_stands_still_is_ended_and_replaced(engine: EngineC
     with pytest.raises(EngineStopped):
         await stream.end(20)
     assert (await answer(engine, COUNTING, 3))[0] == " 7,"
+    await engine.close()
 
 
 async def test_closing_ends_the_process_and_its_requests(smollm2_path: Path) -> None:
@@ -131,17 +136,35 @@ async def test_a_file_that_cannot_be_loaded_is_told_once_and_not_tried_again(tmp
     await client.close()
 
 
-async def test_an_engine_that_dies_three_times_at_load_is_given_up_with_its_last_words(
-    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "RESTART_DELAYS_S", (0.0,))
-    script = "import sys; sys.stderr.write('out of luck\\n'); sys.exit(9)"
-    monkeypatch.setattr("runner.serving.child._command", lambda: [sys.executable, "-c", script])
-    client = EngineClient(engine_config(smollm2_path, n_slots=1, n_ctx_slot=512))
+def scripted(script: str) -> partial[Coroutine[None, None, EngineChild]]:
+    """A child that runs this in place of an engine."""
+    return partial(EngineChild.start, command=(sys.executable, "-c", script))
+
+
+async def test_an_engine_that_dies_three_times_at_load_is_given_up_with_its_last_words() -> None:
+    client = EngineClient(NO_MODEL, scripted("import sys; sys.stderr.write('out of luck\\n'); sys.exit(9)"), AT_ONCE)
     await client.start()
     with pytest.raises(ModelError, match="exit code 9 while it loaded the model: out of luck"):
         await client.wait_ready()
     assert client.n_restarts == 2
+    await client.close()
+
+
+@pytest.mark.parametrize("garbage", [r"\xff" * 8, r"\x01\0\0\0\xc1", r"\x02\0\0\0\x92\x01"], ids=["length", "msgpack", "type"])
+async def test_an_engine_that_sends_what_is_no_message_is_ended(garbage: str) -> None:
+    script = f"import sys, time; sys.stdout.buffer.write(b'{garbage}'); sys.stdout.flush(); time.sleep(60)"
+    client = EngineClient(NO_MODEL, scripted(script), AT_ONCE)
+    await client.start()
+    with pytest.raises(ModelError, match="the engine sent what is no message"):
+        await asyncio.wait_for(client.wait_ready(), 10)
+    await client.close()
+
+
+async def test_a_command_that_cannot_be_run_is_given_up_with_the_systems_words(tmp_path: Path) -> None:
+    client = EngineClient(NO_MODEL, partial(EngineChild.start, command=(str(tmp_path / "gone"),)), AT_ONCE)
+    await client.start()
+    with pytest.raises(ModelError, match="could not be started: No such file or directory"):
+        await asyncio.wait_for(client.wait_ready(), 10)
     await client.close()
 
 

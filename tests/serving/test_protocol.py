@@ -3,9 +3,11 @@
 import msgspec
 import pytest
 
-from runner.config import EngineConfig, ModelFile
+from runner.config import SERVER_SETTINGS, EngineConfig, ModelFile
 from runner.engine.sampling import SamplingParams
+from runner.serving import protocol
 from runner.serving.protocol import (
+    MAX_FRAME_BYTES,
     Accepted,
     Cancel,
     ChatPrompt,
@@ -14,6 +16,7 @@ from runner.serving.protocol import (
     Failed,
     Finished,
     FrameReader,
+    FrameWriter,
     FromEngine,
     LoadFailed,
     LoadProgress,
@@ -69,3 +72,40 @@ def test_frames_are_cut_right_one_byte_at_a_time() -> None:
 def test_an_absurd_length_is_refused() -> None:
     with pytest.raises(ValueError, match="a frame of 4294967295 bytes"):
         list(FrameReader().feed(b"\xff\xff\xff\xff"))
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "expected"),
+    [
+        (Refused("a", "x", "half \ud83d", None), FromEngine, Refused("a", "x", "half \ufffd", None)),
+        (StepEvents(deltas=[Delta("a", "\ud83d\ude00", 1)]), FromEngine, StepEvents(deltas=[Delta("a", "\U0001f600", 1)])),
+        (LoadFailed("m", True, "c", "\udcff"), FromEngine, LoadFailed("m", True, "c", "\ufffd")),
+        (
+            Submit(request_id="a", prompt=ChatPrompt([{"role": "user", "\ud800": ["\udfff", 1, None]}]), sampling=SamplingParams()),
+            ToEngine,
+            Submit(request_id="a", prompt=ChatPrompt([{"role": "user", "\ufffd": ["\ufffd", 1, None]}]), sampling=SamplingParams()),
+        ),
+        (
+            Configure(EngineConfig(model=ModelFile("\udcff.gguf", 0, 1), model_name="m")),
+            ToEngine,
+            Configure(EngineConfig(model=ModelFile("\ufffd.gguf", 0, 1), model_name="m")),
+        ),
+    ],
+    ids=["refusal", "pair", "hint", "messages", "path"],
+)
+def test_lone_surrogates_stop_no_message(message: ToEngine | FromEngine, kind: type, expected: ToEngine | FromEngine) -> None:
+    (payload,) = FrameReader().feed(FrameWriter().frame(message))
+    assert msgspec.msgpack.decode(payload, type=kind) == expected
+
+
+def test_a_message_that_the_peer_would_not_take_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "MAX_FRAME_BYTES", 10)
+    assert len(frame(bytes(10))) == 14
+    with pytest.raises(ValueError, match="a message has 11 bytes; the limit is 10"):
+        frame(bytes(11))
+
+
+def test_the_largest_body_that_can_be_configured_fits_a_frame() -> None:
+    (setting,) = [setting for setting in SERVER_SETTINGS if setting.name == "max-body"]
+    assert setting.max is not None
+    assert setting.max * 2 <= MAX_FRAME_BYTES
