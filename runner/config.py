@@ -70,7 +70,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = DEFAULT_MAX_BODY
     max_queue: int = 256
     drain_timeout_s: float = 0.0
-    request_id_header: str = "x-request-id"
 
 
 @dataclass(frozen=True, slots=True)

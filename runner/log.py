@@ -2,13 +2,17 @@
 
 import logging
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Final
+from queue import SimpleQueue
+from typing import Final, TextIO
 
 from runner.errors import ConfigError
 
 LOGGERS: Final = ("slotfile", "runner")
+MAX_WAITING: Final = 10_000
+FLUSH_WITHIN_S: Final = 0.5
 
 
 class OneLineFormatter(logging.Formatter):
@@ -22,6 +26,60 @@ class OneLineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The record as one printable line."""
         return escape(super().format(record))
+
+
+class PatientHandler(logging.Handler):
+    """Writes from a thread of its own: whoever logs never waits for a disk, or for a pipe whose reader stands still.
+
+    Beyond MAX_WAITING lines new ones are dropped, and their number is told once the reader goes on.
+    """
+
+    def __init__(self, stream: TextIO, *, owns_stream: bool) -> None:
+        super().__init__()
+        self._stream, self._owns_stream = stream, owns_stream
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._n_dropped = 0
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue one line."""
+        if self._lines.qsize() >= MAX_WAITING:
+            self._n_dropped += 1
+            return
+        self._is_idle.clear()
+        self._lines.put(self.format(record))
+
+    def flush(self) -> None:
+        """Wait until all is written, but no longer than half a second."""
+        self._is_idle.wait(FLUSH_WITHIN_S)
+
+    def close(self) -> None:
+        """Write what is queued, as far as the reader takes it, and let go of the file."""
+        self.flush()
+        self._lines.put(None)
+        self._thread.join(FLUSH_WITHIN_S)
+        super().close()
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            self._write(line)
+            if self._lines.empty():
+                if self._n_dropped:
+                    n_dropped, self._n_dropped = self._n_dropped, 0
+                    self._write(f"{n_dropped} lines were dropped here: whoever reads the log stood still")
+                self._is_idle.set()
+        if self._owns_stream:
+            self._stream.close()
+
+    def _write(self, line: str) -> None:
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._n_dropped += 1  # the disk is full or the reader has gone: the program goes on without a log
 
 
 def setup(level: str, file: Path | None = None) -> None:
@@ -50,8 +108,8 @@ def escape(text: str) -> str:
 
 def _handler(file: Path | None) -> logging.Handler:
     if file is None:
-        return logging.StreamHandler(sys.stderr)
+        return PatientHandler(sys.stderr, owns_stream=False)
     try:
-        return logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
+        return PatientHandler(file.open("a", encoding="utf-8", errors="backslashreplace"), owns_stream=True)
     except OSError as error:
         raise ConfigError(f"The log file {file} cannot be written: {error.strerror or error}") from error

@@ -9,7 +9,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 RUNNER = ROOT / "runner"
 
-LAYERS = (("errors",), ("bundle", "config", "log", "environment"), ("engine",), ("llama",), ("serving",), ("api", "terminal", "web", "bench"), ("cli",))
+LAYERS = (
+    ("errors",),
+    ("bundle", "config", "log", "environment"),
+    ("engine",),
+    ("llama",),
+    ("serving",),
+    ("api", "terminal", "web", "bench"),
+    ("cli",),
+)
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 SURFACES = {"api", "terminal", "web", "bench"}
 IMPURE = {"asyncio", "threading", "time", "random", "os", "llama_cpp", "ctypes", "subprocess", "socket", "logging", "pathlib", "datetime"}

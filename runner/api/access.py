@@ -12,6 +12,7 @@ from runner.api.call import Call, Choice
 from runner.api.errors import shown
 from runner.errors import RunnerError
 
+REQUEST_ID_HEADER: Final = "x-request-id"
 _LOG: Final = logging.getLogger("slotfile.access")
 _SANE_ID: Final = re.compile(r"[!-~]{1,128}")
 _PLAIN: Final = re.compile(r"[!#-<>-~]+")
@@ -25,8 +26,8 @@ def request_id(given: str | None) -> str:
 class AccessEntry:
     """What will be said of one request. Written once its response is out and the engine has said its last word."""
 
-    def __init__(self, request: web.Request, header: str, started_at: float) -> None:
-        self.request_id = request_id(request.headers.get(header))
+    def __init__(self, request: web.Request, started_at: float) -> None:
+        self.request_id = request_id(request.headers.get(REQUEST_ID_HEADER))
         self.started_at = started_at
         self.status = 499
         self.call: Call | None = None

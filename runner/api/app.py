@@ -19,7 +19,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from runner.api import chat_completions, completions, status
-from runner.api.access import AccessEntry
+from runner.api.access import REQUEST_ID_HEADER, AccessEntry
 from runner.api.answer import ENTRY
 from runner.api.errors import error_response, from_http
 from runner.api.front import Front
@@ -80,7 +80,7 @@ class _Edge:
 
     async def _observe(self, request: web.Request, handler: _Next) -> web.StreamResponse:
         clock = asyncio.get_running_loop().time
-        entry = AccessEntry(request, self._front.config.request_id_header, clock())
+        entry = AccessEntry(request, clock())
         request[ENTRY] = entry
         try:
             response = await handler(request)
@@ -135,7 +135,7 @@ class _Edge:
         headers["X-Content-Type-Options"] = "nosniff"
         headers.update(self._guard.response_headers(request))
         if (entry := request.get(ENTRY)) is not None:
-            headers[self._front.config.request_id_header] = entry.request_id
+            headers[REQUEST_ID_HEADER] = entry.request_id
 
     def _refuse(self, request: web.Request, error: RunnerError) -> web.Response:
         request[ENTRY].error = error

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 
+from runner.api.access import REQUEST_ID_HEADER
 from runner.api.errors import shown
 from runner.config import ServerConfig
 from runner.errors import BodyTooLarge, ConfigError, Forbidden, Unauthorized, UnsupportedMediaType
@@ -61,7 +62,7 @@ class Guard:
         """Raises ConfigError for an origin or host name that could never match."""
         self._key_digests = [hashlib.sha256(key.encode()).digest() for key in config.api_keys]
         self._max_body_bytes = config.max_body_bytes
-        self._exposed_headers = f"{config.request_id_header}, Retry-After"
+        self._exposed_headers = f"{REQUEST_ID_HEADER}, Retry-After"
         self._is_loopback = is_loopback
         self._allowed_hosts = [_configured_host(text) for text in config.allowed_hosts]
         self._allowed_origins = frozenset(_configured_origin(text) for text in config.cors_origins)

@@ -29,11 +29,11 @@ async def parent_gone() -> None:
 
 
 def is_stranger(pid: int) -> bool:
-    """Whether a process runs another program than we do: then our bootloader ended before we could ask for its id.
+    """Whether a process was started with another command line than we were: then our bootloader ended before we could ask for its id.
 
     The process 1 of a container may well be our bootloader. Where the system does not tell, it is taken for that.
     """
     try:
-        return not Path("/proc/self/exe").samefile(f"/proc/{pid}/exe")
+        return not Path(f"/proc/{pid}/cmdline").read_bytes().endswith(Path("/proc/self/cmdline").read_bytes())
     except OSError:
         return False

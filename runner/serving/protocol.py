@@ -226,7 +226,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The engine as of the last step: taken at most every 50 ms while busy and once when it falls idle.
+    """The engine as of the last step: taken at most every 50 ms while busy, when it falls idle, and then once a second.
 
     `longest_step_s` is what the slowest step should take: the front ends an engine that is silent for ten times as long.
     """

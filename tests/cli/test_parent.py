@@ -19,11 +19,11 @@ def stranger() -> Iterator[int]:
         process.kill()
 
 
-def test_process_of_the_same_program_may_be_our_bootloader() -> None:
+def test_process_with_our_command_line_may_be_our_bootloader() -> None:
     assert not is_stranger(os.getpid())
 
 
-def test_process_of_another_program_took_our_bootloaders_place(stranger: int) -> None:
+def test_process_with_another_one_took_our_bootloaders_place(stranger: int) -> None:
     assert is_stranger(stranger)
 
 

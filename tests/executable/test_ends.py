@@ -59,7 +59,7 @@ def test_killed_bootloader_leaves_nothing_during_a_drain(executable: Path, unpac
         assert b'"error"' in stream.read()
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.1, 0.2, 0.3, 0.5])
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.5])
 def test_bootloader_killed_during_the_start_leaves_nothing(executable: Path, unpacked: Path, delay_s: float) -> None:
     """Before the front could know its parent, too."""
     mark = f"{unpacked}-mark"
