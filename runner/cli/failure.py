@@ -9,13 +9,13 @@ from typing import Final
 import click
 
 from runner.cli.group import commands, program_name
+from runner.cli.main import EXIT_INTERRUPTED
 from runner.cli.state import crash_path
 from runner.config import LOG_SETTINGS
 from runner.environment import environment
 from runner.errors import RunnerError
 from runner.serving.spawn import EarlyEngine
 
-EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from runner.serving.spawn import ENGINE_FLAG, EarlyEngine, can_spawn, spawn
 
+EXIT_INTERRUPTED: Final = 130
 NEEDS_ENGINE: Final = ("serve", "chat", "run", "start")
 
 
@@ -28,6 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         from runner.serving.process import engine_main  # the engine loads its model while the front imports the rest
 
         return engine_main()
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:  # before the command could take signals: while its engine is spawned, while it is imported
+        return EXIT_INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
     early = EarlyEngine(spawn() if can_spawn() and needs_engine(arguments) else None)
     try:
         _use_utf8()
