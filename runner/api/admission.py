@@ -1,7 +1,7 @@
 """The size of prompts, before anything is done with them: how much a request keeps in memory, and whether it can fit at all."""
 
 from runner.errors import ContextLengthExceeded
-from runner.serving.length import certainly_too_long, fewest_tokens, text_bytes
+from runner.serving.length import certainly_too_long, fewest_tokens, n_word_starts, text_bytes
 from runner.serving.protocol import ChatPrompt, ModelInfo, Prompt, TextPrompt, TokenPrompt
 
 _TOKEN_BYTES = 5  # as msgpack writes most of them
@@ -24,21 +24,22 @@ def _admit(prompt: Prompt, info: ModelInfo) -> int:
         case TokenPrompt(tokens):
             return _TOKEN_BYTES * len(tokens)
         case TextPrompt(text):
-            _check(text_bytes(text, info.unknown_bytes), info, "prompt")
+            _check(text_bytes(text, info.unknown_bytes), n_word_starts(text), info, "prompt")
             return len(text)
         case ChatPrompt(messages):
-            n_bytes = n_certain = 0
+            n_bytes = n_certain = n_starts = 0
             for message in messages:
                 content = message["content"]
                 n_bytes += len(content) + sum(len(str(value)) for key, value in message.items() if key != "content")
                 # A template may trim what it is given, and leave out an earlier answer's reasoning.
                 if message["role"] != "assistant":
                     n_certain += text_bytes(content.strip(), info.unknown_bytes)
-            _check(n_certain, info, "messages")
+                    n_starts += n_word_starts(content.strip())
+            _check(n_certain, n_starts, info, "messages")
             return n_bytes
 
 
-def _check(n_bytes: int, info: ModelInfo, param: str) -> None:
-    n_tokens = fewest_tokens(n_bytes, info.longest_piece_bytes)
+def _check(n_bytes: int, n_starts: int, info: ModelInfo, param: str) -> None:
+    n_tokens = fewest_tokens(n_bytes, info.longest_piece_bytes, n_starts, info.word_starts_per_token)
     if n_tokens >= info.n_ctx_slot:
         raise certainly_too_long(n_tokens, info.n_ctx_slot, param)

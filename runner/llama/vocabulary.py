@@ -39,13 +39,18 @@ class VocabularyFacts:
     """What takes a look at every token.
 
     `longest_piece_bytes`: how many bytes of a text one token may stand for, so that a text of more than n times as many bytes
-    has more than n tokens; `unknown_bytes`, of which the tokeniser makes nothing, do not count. 0 where nothing is certain.
+    has more than n tokens; `word_starts_per_token`: the same for places where something follows a space (a token that ends with a
+    space counts for what follows it); `unknown_bytes`, of which the tokeniser makes nothing, do not count. 0 where nothing is certain.
     """
 
     eog_tokens: frozenset[int]
     specials: dict[str, Special]
     longest_piece_bytes: int
+    word_starts_per_token: int
     unknown_bytes: bytes
+
+
+_BPE_SPACE, _SPM_SPACE = "\u0120".encode(), "\u2581".encode()
 
 
 class Vocabulary:
@@ -170,7 +175,9 @@ class Vocabulary:
             for token, attr in enumerate(attrs)
             if attr & _HIDDEN and texts[token]
         }
-        return VocabularyFacts(self._find_eog(attrs), specials, self._longest_piece(attrs, texts), self._unknown_bytes(texts))
+        longest, unknown = self._longest_piece(attrs, texts), self._unknown_bytes(texts)
+        starts = word_starts(texts) if longest and b" " not in unknown else 0
+        return VocabularyFacts(self._find_eog(attrs), specials, longest, starts, unknown)
 
     def _find_eog(self, attrs: list[int]) -> frozenset[int]:
         """llama.cpp takes as EOG what the file names so, and makes control tokens of what it knows by its text."""
@@ -218,3 +225,17 @@ def _bpe_bytes() -> list[bytes]:
     others = [byte for byte in range(0x100) if byte not in printable]
     code = {byte: byte for byte in printable} | {byte: 0x100 + index for index, byte in enumerate(others)}
     return [chr(code[byte]).encode() for byte in range(0x100)]
+
+
+def word_starts(texts: list[bytes]) -> int:
+    """The most word starts that one token can account for: those inside it, and the one after a space at its end.
+
+    In a vocabulary's own texts a space is written "\u0120" (BPE), "\u2581" (SPM), or as it is (added tokens).
+    """
+    most = 1
+    for text in texts:
+        # A token with one space at most accounts for one word start at most: nearly all are of that kind.
+        if text.count(_BPE_SPACE) + text.count(_SPM_SPACE) + text.count(b" ") > 1:
+            words = text.replace(_BPE_SPACE, b" ").replace(_SPM_SPACE, b" ").split(b" ")
+            most = max(most, sum(map(bool, words[1:])) + (words[-1] == b""))
+    return most

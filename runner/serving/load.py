@@ -1,11 +1,14 @@
 """From an EngineConfig to an engine that can decode: back ends, model, slots that fit memory, template."""
 
 import datetime
+import importlib
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from runner.bundle.gguf import read_header
 from runner.config import EngineConfig
@@ -19,11 +22,13 @@ from runner.llama.backend import LlamaBackend
 from runner.llama.context import Context, ContextSize
 from runner.llama.library import LOG_ERROR, LOG_WARN, Device, Library
 from runner.llama.model import Model
-from runner.llama.template import ChatTemplate
 from runner.serving.loop import EngineLoop, NativeSeconds
 from runner.serving.machine import available_memory, usable_threads
 from runner.serving.prepare import Preparer
 from runner.serving.protocol import DeviceInfo, ModelInfo, StepEvents
+
+if TYPE_CHECKING:
+    from runner.llama.template import ChatTemplate
 
 Clock = Callable[[], float]
 
@@ -84,6 +89,8 @@ class Engine:
 def load_engine(config: EngineConfig, *, clock: Clock, progress: Callable[[float], None]) -> Engine:
     """Load. Raises ModelError where the model cannot be used, ConfigError where what was asked for does not fit."""
     started = clock()
+    # jinja2 takes 20 ms, and nothing needs it before the weights are there: those are read in native code meanwhile.
+    threading.Thread(target=importlib.import_module, args=("runner.llama.template",), daemon=True).start()
     log = NativeLog()
     library = Library(log)
     devices = library.devices()
@@ -131,6 +138,7 @@ def _describe(config: EngineConfig, library: Library, model: Model, chose: _Chos
         n_params=model.n_params,
         n_vocab=vocabulary.n_tokens,
         longest_piece_bytes=vocabulary.facts.longest_piece_bytes,
+        word_starts_per_token=vocabulary.facts.word_starts_per_token,
         unknown_bytes=vocabulary.facts.unknown_bytes,
         n_ctx_train=model.n_ctx_train,
         size_bytes=model.size_bytes,
@@ -199,7 +207,9 @@ def _usable_memory(share_on_gpu: float, gpus: list[Device]) -> int:
     return int(min(host, device))
 
 
-def _template(config: EngineConfig, model: Model) -> tuple[ChatTemplate | None, list[str]]:
+def _template(config: EngineConfig, model: Model) -> "tuple[ChatTemplate | None, list[str]]":
+    from runner.llama.template import ChatTemplate
+
     source = config.chat_template or model.chat_template
     if source is None:
         return None, ["The model has no chat template: chat is refused, completions work"]

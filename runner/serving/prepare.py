@@ -9,15 +9,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from runner.engine.sequence import Sequence, Times
 from runner.errors import ContextLengthExceeded, InvalidRequest, RunnerError
-from runner.llama.template import ChatTemplate, tokenize_chat
 from runner.llama.vocabulary import Vocabulary
-from runner.serving.length import certainly_too_long, fewest_tokens, text_bytes
+from runner.serving.length import certainly_too_long, fewest_tokens, n_word_starts, text_bytes
 from runner.serving.protocol import Accepted, ChatPrompt, FromEngine, Prompt, Refused, Submit, TextPrompt, TokenPrompt
+
+if TYPE_CHECKING:
+    from runner.llama.template import ChatTemplate
 
 _NO_TEMPLATE = "This model has no chat template: use /v1/completions, or start with --chat-template"
 _N_SEEDS = 2**32 - 1
@@ -54,7 +57,7 @@ class _Known:
 class Preparer:
     """Renders, tokenises and checks. Owns the template; shares the vocabulary with the decode thread."""
 
-    def __init__(self, vocabulary: Vocabulary, template: ChatTemplate | None, *, n_ctx_slot: int, seed: int | None) -> None:
+    def __init__(self, vocabulary: Vocabulary, template: "ChatTemplate | None", *, n_ctx_slot: int, seed: int | None) -> None:
         self._vocabulary, self._template = vocabulary, template
         self._n_ctx_slot = n_ctx_slot
         self._seed = seed
@@ -118,6 +121,8 @@ class Preparer:
             case ChatPrompt(messages):
                 if self._template is None:
                     raise InvalidRequest(_NO_TEMPLATE, param="messages")
+                from runner.llama.template import tokenize_chat  # jinja2; the load imports it in a thread of its own
+
                 return tokenize_chat(self._template, self._vocabulary, messages, self._check_length)
             case TextPrompt(text):
                 self._check_length(text, param="prompt")
@@ -129,7 +134,8 @@ class Preparer:
     def _check_length(self, text: str, param: str = "messages") -> None:
         """Refuse before the tokeniser what cannot fit: on some texts it takes seconds a megabyte."""
         facts = self._vocabulary.facts
-        n_tokens = fewest_tokens(text_bytes(text, facts.unknown_bytes), facts.longest_piece_bytes)
+        n_bytes, n_starts = text_bytes(text, facts.unknown_bytes), n_word_starts(text)
+        n_tokens = fewest_tokens(n_bytes, facts.longest_piece_bytes, n_starts, facts.word_starts_per_token)
         if n_tokens >= self._n_ctx_slot:
             raise certainly_too_long(n_tokens, self._n_ctx_slot, param)
 

@@ -84,7 +84,8 @@ class DeviceInfo(msgspec.Struct, frozen=True):
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What was loaded and what was chosen for this machine. Sizes in bytes; `notes` are sentences for a person.
 
-    A token of the vocabulary stands for `longest_piece_bytes` of a text at most (0: that is not known), besides `unknown_bytes`,
+    A token of the vocabulary stands for `longest_piece_bytes` of a text at most and for `word_starts_per_token` places where
+    something follows a space (0: that is not known), besides `unknown_bytes`,
     of which the tokeniser makes nothing.
     """
 
@@ -95,6 +96,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     n_params: int
     n_vocab: int
     longest_piece_bytes: int
+    word_starts_per_token: int
     unknown_bytes: bytes
     n_ctx_train: int
     size_bytes: int

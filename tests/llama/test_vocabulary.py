@@ -11,7 +11,7 @@ from runner.llama.library import Library
 from runner.llama.model import Model
 from runner.llama.template import ChatTemplate, tokenize_chat
 from runner.llama.vocabulary import Vocabulary
-from runner.serving.length import fewest_tokens, text_bytes
+from runner.serving.length import fewest_tokens, n_word_starts, text_bytes
 
 TEXTS = [
     "plain",
@@ -57,6 +57,30 @@ def test_no_text_has_fewer_tokens_than_its_length_says(vocabulary: Vocabulary) -
     for text in (piece * 50, " " * 5000, "\n" + " " * 5000, "the quick brown fox " * 50, *(ch * 999 for ch in odd), odd * 99):
         n_bytes = text_bytes(text, vocabulary.facts.unknown_bytes)
         assert len(vocabulary.tokenize(text, parse_special=True)) >= fewest_tokens(n_bytes, vocabulary.facts.longest_piece_bytes)
+
+
+WORDY = [
+    "the quick brown fox jumps " * 400,
+    " a b c d  e   f " * 99,
+    "x" * 50 + " y" * 300,
+    "    if x:\n        y = 1\n" * 80,
+    " ." * 200,
+    "éà ùü 漢 字 😀 " * 60,
+]
+
+
+@pytest.mark.parametrize("text", WORDY)
+def test_no_text_has_fewer_tokens_than_its_words_say(vocabulary: Vocabulary, text: str) -> None:
+    starts_per_token = vocabulary.facts.word_starts_per_token
+    assert starts_per_token >= 1
+    n_tokens = len(vocabulary.tokenize(text, parse_special=True))
+    assert n_tokens >= fewest_tokens(0, 0, n_word_starts(text), starts_per_token)
+
+
+def test_word_starts_of_a_vocabulary_are_those_of_its_worst_token(vocabulary: Vocabulary) -> None:
+    pieces = [vocabulary._render(token, special=True) for token in range(vocabulary.n_tokens)]
+    worst = max(sum(map(bool, words[1:])) + (words[-1] == b"") for words in (piece.split(b" ") for piece in pieces if piece))
+    assert vocabulary.facts.word_starts_per_token >= worst
 
 
 def test_a_text_of_brackets_is_searched_in_no_time(vocabulary: Vocabulary) -> None:

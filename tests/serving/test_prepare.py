@@ -163,7 +163,7 @@ class CountingVocabulary:
     """A token a character, at most ten bytes each; remembers what it was asked."""
 
     n_tokens = 1000
-    facts = VocabularyFacts(frozenset(), {}, longest_piece_bytes=10, unknown_bytes=b"")
+    facts = VocabularyFacts(frozenset(), {}, longest_piece_bytes=10, word_starts_per_token=1, unknown_bytes=b"")
 
     def __init__(self) -> None:
         self.asked: list[str] = []
