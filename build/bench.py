@@ -189,7 +189,9 @@ def itl(contest: Contest) -> Iterator[Row]:
 
         flooded, calm = in_turn(contest.rounds, lambda number: p99(number, flood=FLOOD), p99)
         yield Row("ITL p99 of 8 streams under 20 refused prompts/s, ms", flooded, calm, "<= 1.1")
-        stalled, calm = in_turn(contest.rounds, lambda number: p99(number, n_stalled=1), lambda number: p99(number, n_stalled=0))
+        stalled, calm = in_turn(
+            contest.rounds, lambda number: p99(number, n_others=1, others_stall=True), lambda number: p99(number, n_others=1)
+        )
         yield Row("ITL p99 of 8 streams beside a reader that stands still, ms", stalled, calm, "<= 1.1")
 
 

@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 
 WORDS = ("river", "stone", "copper", "garden", "window", "silver", "market", "engine", "paper", "forest", "bridge", "candle")
+STORY = "Write a long story."
 TIMEOUT_S = 600
 
 
@@ -76,12 +77,19 @@ class Load:
         return sum(stream.n_tokens for stream in streams) / seconds
 
     async def gaps(
-        self, n_clients: int, n_tokens: int, seed: int, *, flood: tuple[float, int] | None = None, n_stalled: int = 0
+        self,
+        n_clients: int,
+        n_tokens: int,
+        seed: int,
+        *,
+        flood: tuple[float, int] | None = None,
+        n_others: int = 0,
+        others_stall: bool = False,
     ) -> list[float]:
         """All gaps between tokens of `n_clients` streams.
 
-        `flood` is (prompts a second, words in each), sent while they run; `n_stalled` clients ask for a stream and never read it.
-        Gaps are counted from the moment every stream has begun.
+        `flood` is (prompts a second, words in each), sent while they run. `n_others` further streams run beside them and are not
+        counted; where `others_stall`, their clients never read them. Gaps count from the moment every stream has begun.
         """
         async with self._session() as session:
             prompts = [f"Write a story about a {words(6, seed * 1000 + i)}." for i in range(n_clients)]
@@ -89,9 +97,10 @@ class Load:
             disturbances = []
             if flood is not None:
                 disturbances.append(asyncio.create_task(self._flood(session, *flood)))
-            stalled = [await self._stall(session, n_tokens) for _ in range(n_stalled)]
+            stalled = [await self._stall(session, n_tokens) for _ in range(n_others if others_stall else 0)]
+            read = [asyncio.create_task(self.stream(session, STORY, n_tokens)) for _ in range(0 if others_stall else n_others)]
             streams = await asyncio.gather(*tasks)
-            for task in disturbances:
+            for task in (*disturbances, *read):
                 task.cancel()
             for response in stalled:
                 response.close()
@@ -130,7 +139,7 @@ class Load:
             await response.read()
 
     async def _stall(self, session: aiohttp.ClientSession, n_tokens: int) -> aiohttp.ClientResponse:
-        return await session.post(self._url + "/v1/chat/completions", json=_body("Write a long story.", n_tokens))
+        return await session.post(self._url + "/v1/chat/completions", json=_body(STORY, n_tokens))
 
     @staticmethod
     def _session() -> aiohttp.ClientSession:

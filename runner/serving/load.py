@@ -20,6 +20,7 @@ from runner.engine.slots import SlotPool
 from runner.errors import ConfigError, ModelError
 from runner.llama.backend import LlamaBackend
 from runner.llama.context import Context, ContextSize
+from runner.llama.heap import WarmHeap
 from runner.llama.library import LOG_ERROR, LOG_WARN, Device, Library
 from runner.llama.model import Model
 from runner.serving.loop import EngineLoop, NativeSeconds
@@ -86,22 +87,37 @@ class Engine:
         )
 
 
-def load_engine(config: EngineConfig, *, clock: Clock, progress: Callable[[float], None]) -> Engine:
+@dataclass(frozen=True, slots=True)
+class Native:
+    """llama.cpp's libraries, loaded, and what they said."""
+
+    library: Library
+    log: NativeLog
+
+    @classmethod
+    def open(cls) -> "Native":
+        """Load them. Needs no configuration. Raises ModelError."""
+        log = NativeLog()
+        return cls(Library(log), log)
+
+
+def load_engine(config: EngineConfig, *, clock: Clock, progress: Callable[[float], None], native: Native | None = None) -> Engine:
     """Load. Raises ModelError where the model cannot be used, ConfigError where what was asked for does not fit."""
     started = clock()
     # jinja2 takes 20 ms, and nothing needs it before the weights are there: those are read in native code meanwhile.
     threading.Thread(target=importlib.import_module, args=("runner.llama.template",), daemon=True).start()
-    log = NativeLog()
-    library = Library(log)
+    native = native or Native.open()
+    library, log = native.library, native.log
     devices = library.devices()
     chosen, n_gpu_layers = _choose_devices(config, devices)
     model = Model(library, config.model, n_gpu_layers=n_gpu_layers, devices=chosen, progress=_throttled(progress))
-    model.vocabulary.begin_scan()
     n_gpu_layers = model.n_layers + 1 if n_gpu_layers < 0 else min(n_gpu_layers, model.n_layers + 1)
     capacity = _capacity(config, model, chosen, n_gpu_layers)
     n_threads = config.n_threads or usable_threads()
     size = ContextSize(capacity.n_slots, capacity.n_ctx_slot, config.n_batch, n_threads, config.n_threads_batch or n_threads)
-    context = Context(library, model, size, config.flash_attn)
+    model.vocabulary.begin_scan()
+    with WarmHeap(capacity.kv_bytes if n_gpu_layers == 0 else 0, n_threads):
+        context = Context(library, model, size, config.flash_attn)
     backend = LlamaBackend(library, model, context, size, on_gpu=n_gpu_layers > 0, clock=time.perf_counter)
     template, template_note = _template(config, model)
     scheduler = Scheduler(

@@ -21,7 +21,7 @@ from typing import NoReturn
 import msgspec
 
 from runner.errors import RunnerError
-from runner.serving.load import Engine, load_engine
+from runner.serving.load import Engine, Native, load_engine
 from runner.serving.loop import EngineLoop
 from runner.serving.prepare import PrepareThread
 from runner.serving.protocol import (
@@ -144,10 +144,11 @@ def _run() -> NoReturn:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     reader, writer = _take_pipes()
-    config = reader.read_configure().config
-    reader.start()
     try:
-        engine = load_engine(config, clock=time.monotonic, progress=lambda fraction: writer.put(LoadProgress(fraction)))
+        native = Native.open()  # needs no configuration, which the front may still be reading
+        config = reader.read_configure().config
+        reader.start()
+        engine = load_engine(config, clock=time.monotonic, progress=lambda part: writer.put(LoadProgress(part)), native=native)
     except RunnerError as error:
         writer.put(LoadFailed(error.message, is_final=True, code=error.code, hint=error.hint))
         writer.finish()
