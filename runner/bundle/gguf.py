@@ -16,6 +16,8 @@ from runner.config import ModelFile
 from runner.errors import ModelDamaged
 
 MAGIC: Final = b"GGUF"
+# How executables of Linux, Windows and macOS begin.
+PROGRAMS: Final = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 MAX_ALIGNMENT: Final = 1 << 20
 MAX_STRING_BYTES: Final = 1 << 30
 MAX_ARRAY_LENGTH: Final = 1 << 30
@@ -114,7 +116,10 @@ class _Parser:
 
     def _preamble(self) -> tuple[int, int, int]:
         if bytes(self._data[:4]) != MAGIC:
-            raise ModelDamaged(f"{self._label} is no GGUF model: it starts with {bytes(self._data[:4])!r}, not {MAGIC!r}")
+            first = bytes(self._data[:4])
+            if first.startswith(PROGRAMS):
+                raise ModelDamaged(f"{self._label} is a program without a model: it was cut off, or is none of slotfile's executables")
+            raise ModelDamaged(f"{self._label} is no GGUF model: it starts with {first!r}, not {MAGIC!r}")
         self._at = 4
         version, n_tensors, n_kv = self._u32("the version"), self._u64("the tensor count"), self._u64("the metadata count")
         if version not in (2, 3):

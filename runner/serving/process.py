@@ -9,6 +9,7 @@ stdin and stdout are the pipes; what native code prints goes to stderr, which th
 the process: half an engine would leave the front waiting.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -161,6 +162,7 @@ def _serve(engine: Engine, reader: Reader, writer: Writer) -> NoReturn:
     prepare = PrepareThread(engine.preparer, clock=time.monotonic, done=loop.inbox.put, emit=writer.put)
     prepare.start()
     reader.connect(prepare, loop)
+    gc.freeze()  # what the load has made stays for ever: no later collection walks over it between two steps
     writer.put(Ready(engine.info))
     loop.run()
     raise AssertionError("the decode loop has ended")

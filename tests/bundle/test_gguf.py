@@ -198,3 +198,11 @@ def test_vocabulary_of_half_a_million_is_stepped_over_quickly(scratch: Path) -> 
     header = read_header(scratch)
     assert time.process_time() - started < 1.0
     assert header.metadata["tokenizer.ggml.merges"] == LongArray(500_000)
+
+
+@pytest.mark.parametrize("first", [b"\x7fELF", b"MZ\x90\0", b"\xcf\xfa\xed\xfe"])
+def test_a_program_that_was_cut_off_is_named_as_such(tmp_path: Path, first: bytes) -> None:
+    path = tmp_path / "cut"
+    path.write_bytes(first + bytes(200))
+    with pytest.raises(ModelDamaged, match="cut is a program without a model: it was cut off, or is none of slotfile's executables"):
+        read_header(path)

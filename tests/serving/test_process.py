@@ -45,7 +45,7 @@ class Preparer:
     def prepare(self, submit, *_):
         raise InvalidRequest("a template said \\ud800")
 
-def load(config, *, clock, progress):
+def load(config, *, clock, progress, native):
     return SimpleNamespace(info=model_info(), preparer=Preparer(), make_loop=lambda emit: Loop())
 
 process.load_engine = load
@@ -139,7 +139,7 @@ def test_an_error_whose_text_is_no_unicode_reaches_the_front() -> None:
 
 def test_a_load_error_is_told_with_its_kind_and_hint() -> None:
     fault = """
-def load(config, *, clock, progress):
+def load(config, *, clock, progress, native):
     raise ConfigError("--device is 'x'", hint="slotfile doctor")
 process.load_engine = load
 """
