@@ -163,6 +163,7 @@ def _serve(engine: Engine, reader: Reader, writer: Writer) -> NoReturn:
     prepare.start()
     reader.connect(prepare, loop)
     gc.freeze()  # what the load has made stays for ever: no later collection walks over it between two steps
+    gc.enable()
     writer.put(Ready(engine.info))
     loop.run()
     raise AssertionError("the decode loop has ended")
