@@ -49,8 +49,13 @@ class PatientHandler(logging.Handler):
         if self._lines.qsize() >= MAX_WAITING:
             self._n_dropped += 1
             return
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001 - as logging's own handlers have it: no log line is worth the program
+            self._n_dropped += 1
+            return
         self._is_idle.clear()
-        self._lines.put(self.format(record))
+        self._lines.put(line)
 
     def flush(self) -> None:
         """Wait until all is written, but no longer than half a second."""

@@ -82,6 +82,7 @@ class _Edge:
         clock = asyncio.get_running_loop().time
         entry = AccessEntry(request, clock())
         request[ENTRY] = entry
+        self._front.on_request(request)
         try:
             response = await handler(request)
             entry.status = response.status

@@ -3,7 +3,10 @@
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 from typing import Final
+
+from aiohttp import web
 
 from runner.api.access import AccessEntry
 from runner.api.call import Call
@@ -30,6 +33,7 @@ class Front:
         self.version = version
         self.metrics = Metrics(client)
         self.started_at = int(time.time())
+        self.on_request: Callable[[web.BaseRequest], None] = lambda request: None
         self.is_draining = False
         self._calls: set[Call] = set()
         self._n_live_bytes = 0

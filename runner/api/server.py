@@ -8,6 +8,7 @@ await server.drain(config.drain_timeout_s)
 await server.close()
 """
 
+import asyncio
 import logging
 import socket
 from typing import Final
@@ -16,6 +17,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from runner.api.app import ROUTES, Route, build_app
+from runner.api.connections import Connections, room_for_connections
 from runner.api.front import Front
 from runner.api.guard import Guard
 from runner.api.listen import bind, exposure_warning, is_loopback, urls
@@ -27,6 +29,7 @@ __all__ = ["Server", "bind"]
 
 SHUTDOWN_S: Final = 0.3  # the library waits twice: for handlers, then for cancelled handlers
 KEEP_ALIVE_CONNECTION_S: Final = 75.0
+BACKLOG: Final = 128
 
 
 class Server:
@@ -43,6 +46,8 @@ class Server:
     ) -> None:
         """Takes over the sockets. Raises ConfigError for allowed hosts or origins that could never match."""
         self._sockets = sockets
+        self._listeners: list[asyncio.Server] = []
+        self._sweeper: asyncio.Task[None] | None = None
         self._front = Front(config, client, version)
         guard = Guard(config, is_loopback=is_loopback(sockets))
         self.urls = urls(sockets)
@@ -69,8 +74,13 @@ class Server:
     async def start(self) -> None:
         """Answer from now on. The sockets have been listening since `bind`, so nobody was refused before."""
         await self._runner.setup()
+        assert self._runner.server is not None
+        connections = Connections(self._runner.server, room_for_connections())
+        self._front.on_request = connections.began
+        self._sweeper = asyncio.create_task(connections.sweep())
+        loop = asyncio.get_running_loop()
         for sock in self._sockets:
-            await web.SockSite(self._runner, sock).start()
+            self._listeners.append(await loop.create_server(connections, sock=sock, backlog=BACKLOG))
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new generations, let running ones go on for `timeout_s`, then end the rest with an error."""
@@ -81,6 +91,10 @@ class Server:
     async def close(self) -> None:
         """End what is left and give up the ports, within 2 seconds whatever the clients do."""
         await self.drain(0.0)
+        for listener in self._listeners:
+            listener.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         await self._runner.cleanup()
         for sock in self._sockets:
             sock.close()

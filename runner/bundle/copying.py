@@ -26,6 +26,8 @@ def new_file(path: Path, mode: int = 0o644) -> Iterator[FileIO]:
     """A file beside `path` that takes its name when the block ends well and is removed when it does not. Raises ConfigError."""
     if path.is_dir():
         raise ConfigError(f"{path} is a directory; name a file")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is a device, a pipe or a socket; name a file")
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     except OSError as error:

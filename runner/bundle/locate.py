@@ -55,6 +55,8 @@ def current_bundle() -> Bundle | None:
 def find_bundle(path: Path) -> Bundle | None:
     """Take an executable apart; None for a file that is none of ours. Raises ModelDamaged, and ConfigError for an unreadable file."""
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is no file")  # a pipe would be waited for without end
         with path.open("rb") as file:
             return _read(file, path)
     except OSError as error:

@@ -70,6 +70,8 @@ def _text(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
+        if not path.is_file():
+            raise ConfigError(f"{path} is no file")
         if path.stat().st_size > MAX_TEXT_BYTES:
             raise ConfigError(f"{path} has {path.stat().st_size} bytes; the limit is {MAX_TEXT_BYTES}")
         return path.read_text(encoding="utf-8")

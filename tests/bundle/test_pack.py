@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.bundle.copying import new_file
 from runner.bundle.gguf import read_header
 from runner.bundle.locate import COOKIE_MAGIC, FOOTER, FOOTER_MAGIC, Bundle, current_bundle, find_bundle
 from runner.bundle.manifest import Manifest
@@ -265,3 +266,21 @@ def test_windows_ends_at_4_gib_and_macos_is_refused() -> None:
 )
 def test_platform_is_told_by_the_first_bytes(first_bytes: bytes, platform: Platform) -> None:
     assert platform_of(first_bytes) is platform
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_what_is_no_file_is_never_replaced(tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "target"
+    if kind == "fifo":
+        os.mkfifo(target)
+    else:
+        target.symlink_to(os.devnull)
+    with pytest.raises(ConfigError, match="is a device, a pipe or a socket; name a file"), new_file(target):
+        raise AssertionError("the block must not run")
+    assert not target.is_file()
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="is no file"):
+        find_bundle(tmp_path / "pipe")
