@@ -28,7 +28,7 @@ setup: $(SETUP) ## make .venv with all that building and testing need
 $(SETUP): pyproject.toml build/llama_cpp.cmake
 	@sh build/check_tools.sh $(PYTHON) $(BACKENDS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing the libraries; llama.cpp is compiled unless a ready wheel is found, which takes some minutes"
+	@echo "installing the libraries; llama.cpp is compiled unless a ready wheel is found: 5 to 10 minutes on two cores, in silence"
 	@$(PIP_INSTALL) --editable '.[dev,build]'
 	@$(BIN)/python -m build.llama_libraries $(BACKENDS) || { echo "compiling $(LLAMA_CPP) from source" && \
 		$(PIP_INSTALL) $(FROM_SOURCE) $(LLAMA_CPP) && $(BIN)/python -m build.llama_libraries $(BACKENDS); }

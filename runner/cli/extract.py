@@ -21,3 +21,7 @@ def extract(file: Path | None, output: Path) -> None:
     with byte_progress("extracting", bundle.model.length) as progress:
         extract_model(bundle, output, progress)
     click.echo(f"{output}: {bundle.model.length / 1e6:.1f} MB")
+    manifest = bundle.manifest
+    if manifest is not None and (manifest.chat_template or manifest.arguments):
+        note = "The executable's chat template and default arguments are no part of a GGUF: pack takes them as --chat-template and --arg."
+        click.echo(note, err=True)

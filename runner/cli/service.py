@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from runner.api.server import Server
     from runner.terminal.reading import Reader
     from runner.terminal.render import Screen
+
+KEYBOARD_EVERY_S: Final = 0.1
 
 log: Final = logging.getLogger("slotfile")
 
@@ -119,7 +121,7 @@ class Service:
 
     @asynccontextmanager
     async def _reader(self, signals: StopSignals) -> "AsyncIterator[Reader]":
-        from runner.terminal.keyboard import quiet_keyboard
+        from runner.terminal.keyboard import drop_overflow, quiet_keyboard
         from runner.terminal.reading import PipeReader, PromptReader
 
         if not self._plan.streams.has_cursor:
@@ -127,7 +129,18 @@ class Service:
             return
         reader = PromptReader(history_path())
         with quiet_keyboard(0, is_prompting=lambda: reader.is_reading) as signals.at_once:
-            yield reader
+            watching = asyncio.create_task(self._keep_keys_coming(reader, drop_overflow))
+            try:
+                yield reader
+            finally:
+                watching.cancel()
+
+    async def _keep_keys_coming(self, reader: "Reader", drop_overflow: Callable[[int], bool]) -> None:
+        """During an answer nobody reads the keyboard; a paste that fills the terminal's buffer would shut Ctrl-C out."""
+        while True:
+            await asyncio.sleep(KEYBOARD_EVERY_S)
+            if not reader.is_reading and drop_overflow(0):
+                self._note("What was typed during the answer was too long to keep and is dropped; it can be pasted again at the prompt.")
 
     def _prompt(self) -> None:
         if self._plan.streams.asks:

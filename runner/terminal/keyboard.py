@@ -7,7 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+# The terminal's own buffer holds 4,096 bytes; when it is full, the kernel takes no more keys, Ctrl-C included.
+MAX_TYPED_AHEAD = 2048
+
 if sys.platform != "win32":
+    import array
+    import fcntl
     import os
     import signal
     import termios
@@ -41,6 +46,15 @@ if sys.platform != "win32":
         mode[3] |= termios.ISIG | termios.NOFLSH
         termios.tcsetattr(descriptor, termios.TCSADRAIN, mode)
 
+    def drop_overflow(descriptor: int) -> bool:
+        """Whether more was typed ahead than the terminal should hold; it is thrown away then, or Ctrl-C would no longer arrive."""
+        n_waiting = array.array("i", [0])
+        fcntl.ioctl(descriptor, termios.FIONREAD, n_waiting)
+        if n_waiting[0] <= MAX_TYPED_AHEAD:
+            return False
+        termios.tcflush(descriptor, termios.TCIFLUSH)
+        return True
+
     def is_in_foreground(descriptor: int) -> bool:
         """Whether this process may use the terminal: one started with `&` would be stopped for it."""
         try:
@@ -54,6 +68,10 @@ else:
     def quiet_keyboard(descriptor: int, *, is_prompting: Callable[[], bool]) -> Iterator[Callable[[], None]]:
         """A Windows console shows no keys while nobody reads them."""
         yield lambda: None
+
+    def drop_overflow(descriptor: int) -> bool:
+        """A Windows console has no such bound."""
+        return False
 
     def is_in_foreground(descriptor: int) -> bool:
         """There are no background jobs on a Windows console."""

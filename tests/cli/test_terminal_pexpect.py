@@ -216,3 +216,19 @@ class TestInAShell:
         assert "\x1b" not in str(shell.before)
         shell.send(CTRL_D)
         shell.expect_exact("READY ")
+
+
+def test_ctrl_c_stops_an_answer_however_much_was_pasted_meanwhile(chat: "pexpect.spawn[str]") -> None:
+    chat.expect_exact(PROMPT)
+    chat.send(f"{STORY}\r")
+    chat.expect_exact("king")
+    # More than the terminal's buffer holds: what comes after it, Ctrl-C included, waits outside until there is room.
+    chat.send("x" * 9000)
+    chat.expect_exact("is dropped")
+    chat.send(CTRL_C)
+    chat.expect_exact("(stopped)")
+    chat.expect_exact(PROMPT)
+    chat.send(CTRL_D)
+    chat.expect(pexpect.EOF)
+    chat.close()
+    assert chat.exitstatus == 0
