@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     early = EarlyEngine(spawn() if can_spawn() and needs_engine(arguments) else None)
+    gc.disable()  # the imports make what stays for ever; a session lets the collector go on (session.py)
     try:
         _use_utf8()
         from runner.cli.failure import guarded  # the engine starts and imports while this one does

@@ -7,6 +7,7 @@ drain (SIGTERM only, and only while the bootloader lives), then end the work and
 """
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -23,6 +24,7 @@ from runner.serving.spawn import EarlyEngine
 
 TEARDOWN_S: Final = 1.7
 EXIT_ORPHANED: Final = 1
+IMPORTED_AFTER_S: Final = 1.0
 
 
 class Work(Protocol):
@@ -86,6 +88,7 @@ class Session:
         engine = EngineClient(self._config, start_child=self._start_child)
         await engine.start()
         working = asyncio.ensure_future(self._work.run(engine, signals))
+        asyncio.get_running_loop().call_later(IMPORTED_AFTER_S, _collect_again)
         exit_code = 1
         try:
             exit_code = await self._first_end(working, engine, signals)
@@ -116,6 +119,12 @@ class Session:
     def _before_exit(self) -> None:
         if self._signals is not None:
             self._signals.at_once()
+
+
+def _collect_again() -> None:
+    """What was imported stays for ever: the collector need not walk over it."""
+    gc.freeze()
+    gc.enable()
 
 
 async def _first_of(*awaitables: Awaitable[object]) -> None:

@@ -233,9 +233,9 @@ def word_starts(texts: list[bytes]) -> int:
     In a vocabulary's own texts a space is written "\u0120" (BPE), "\u2581" (SPM), or as it is (added tokens).
     """
     most = 1
+    # A token whose only space is its first character accounts for one word start: nearly all are of that kind.
     for text in texts:
-        # A token with one space at most accounts for one word start at most: nearly all are of that kind.
-        if text.count(_BPE_SPACE) + text.count(_SPM_SPACE) + text.count(b" ") > 1:
+        if _BPE_SPACE in text[1:] or _SPM_SPACE in text[1:] or b" " in text:
             words = text.replace(_BPE_SPACE, b" ").replace(_SPM_SPACE, b" ").split(b" ")
             most = max(most, sum(map(bool, words[1:])) + (words[-1] == b""))
     return most
