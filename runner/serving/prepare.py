@@ -26,8 +26,6 @@ _NO_TEMPLATE = "This model has no chat template: use /v1/completions, or start w
 _N_SEEDS = 2**32 - 1
 # A template may print the time: what it made is not kept for long.
 _N_RECENT, _RECENT_S = 4, 5.0
-# Preparing yields to the decode threads, which meet at a barrier: whatever core it takes costs them double.
-_NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +183,8 @@ class PrepareThread:
             return False
 
     def _run(self) -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        # At the decode threads' own priority: a lower one was tried, and a thread that is set aside while it holds the GIL keeps the
+        # decode thread waiting (docs/log.md).
         while True:
             submit, arrived_at = self._inbox.get()
             self._pass_on(submit.request_id, self._answer(submit, arrived_at))

@@ -95,7 +95,7 @@ def framed(*messages: ToEngine) -> bytes:
         ("", framed(CONFIGURE) + b"\xff" * 8, "ValueError: a frame of"),
         ("", framed(CONFIGURE) + frame(b"\xc1"), "DecodeError"),
         ("", framed(CONFIGURE, CONFIGURE), "a second Configure"),
-        ("prepare.os.setpriority = lambda *_: 1 / 0", framed(CONFIGURE), "ZeroDivisionError"),
+        ("prepare.PrepareThread._run = lambda self: 1 / 0", framed(CONFIGURE), "ZeroDivisionError"),
         ("Preparer.prepare = lambda *_: exit(0)", framed(CONFIGURE, SUBMIT), "SystemExit"),
         ("process.ModelInfo = 0; model_info = lambda: object()", framed(CONFIGURE), "TypeError"),
         ("process.load_engine = lambda *_, **__: 1 / 0", framed(CONFIGURE), "ZeroDivisionError"),
