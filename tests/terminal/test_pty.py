@@ -38,6 +38,7 @@ def leave(chat: "pexpect.spawn[str]") -> None:
     chat.send(CTRL_D)
     chat.expect("left")
     chat.expect(pexpect.EOF)
+    chat.wait()  # close() would signal a process that is still on its way out
     chat.close()
     assert chat.exitstatus == 0
 
