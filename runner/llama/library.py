@@ -20,10 +20,8 @@ from typing import Any
 from runner.errors import ModelError
 
 # Values of enum ggml_log_level (ggml.h).
-LOG_INFO = 2
 LOG_WARN = 3
 LOG_ERROR = 4
-LOG_CONT = 5
 # Values of enum ggml_backend_dev_type (ggml-backend.h).
 DEVICE_KINDS = ("cpu", "gpu", "igpu", "accel", "meta")
 
