@@ -1,14 +1,13 @@
 """One step's work as a value."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from runner.engine.kv import KvOp
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Consecutive tokens of one slot: a single one while it decodes, a piece of the prompt while it prefills.
 
     `tokens[i]` gets the cell at position `pos + i`. Where `has_logits`, the last token's logits are sampled from.
@@ -20,8 +19,7 @@ class Chunk:
     has_logits: bool
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
+class BatchPlan(NamedTuple):
     """What to do with the cells, then which rows to decode, in ascending slot id. No chunks: nothing to compute until `wake_at`.
 
     `is_prompt`: the rows compute prompts; else they continue answers.
@@ -40,7 +38,7 @@ class BatchPlan:
     @property
     def n_outputs(self) -> int:
         """Rows whose logits are sampled from."""
-        return sum(chunk.has_logits for chunk in self.chunks)
+        return [chunk.has_logits for chunk in self.chunks].count(True)
 
     @property
     def n_passes(self) -> int:
@@ -54,6 +52,8 @@ def count_passes(rows: Sequence[tuple[int, int]]) -> int:
     The rule of `llama_batch_allocr::split_equal(sequential=true)` in llama-batch.cpp: a pass starts with the first slot that
     has tokens left, takes each following one whose id is the next number, and goes as deep as the shortest of them.
     """
+    if len(rows) <= 1:
+        return len(rows)
     passes = 0
     if all(n == 1 for _, n in rows):
         # The step of every token: the number of runs of consecutive slots.

@@ -14,7 +14,7 @@ rows it plans change no token list before `commit` books them: a batch that was 
 from collections import deque
 from collections.abc import Iterable, Mapping, Set
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from runner.engine.backend import Vocabulary
 from runner.engine.batch import BatchPlan, Chunk, Outcome
@@ -92,14 +92,16 @@ class Scheduler:
         ops += self._place_waiting(now)
         if self._solo:
             return self._solo_plan(tuple(ops))
-        decoding = [s for s in self.running if s.state is State.DECODE]
-        prefilling = [s for s in self.running if s.state is State.PREFILL]
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for sequence in self.running:
+            (decoding if sequence.state is State.DECODE else prefilling).append(sequence)
         if prefilling and (self._prompt_is_due or not decoding):
             n_rows = self._budget.n_rows(others_decode=bool(decoding))
             return BatchPlan(tuple(ops), self._prompt_chunks(prefilling, n_rows), is_prompt=True)
         if decoding:
             ops += self._close_a_gap(decoding)
-            return BatchPlan(tuple(ops), tuple(sorted(map(self._decode_chunk, decoding), key=_by_slot)))
+            return BatchPlan(tuple(ops), tuple(sorted(map(self._decode_chunk, decoding))))
         return BatchPlan(tuple(ops))
 
     def take_placed(self) -> list[Sequence]:
@@ -119,7 +121,7 @@ class Scheduler:
                     emptied |= {source, target}
                     self._forget_cells(self.pool[source])
                     self._forget_cells(self.pool[target])
-        return replace(plan, kv_ops=(), chunks=tuple(chunk for chunk in plan.chunks if chunk.slot_id not in emptied))
+        return plan._replace(kv_ops=(), chunks=tuple(chunk for chunk in plan.chunks if chunk.slot_id not in emptied))
 
     def _place_waiting(self, now: float) -> list[KvOp]:
         ops: list[KvOp] = []
@@ -141,6 +143,8 @@ class Scheduler:
         return ops
 
     def _close_a_gap(self, decoding: list[Sequence]) -> list[KvOp]:
+        if len(self.running) == 1:
+            return []
         busy = {sequence.slot_id for sequence in self.running if sequence.slot_id is not None}
         if max(busy) - min(busy) < len(busy):
             return []
@@ -173,7 +177,7 @@ class Scheduler:
             if n_rows > 0 and sequence.slot_id in run:
                 chunks.append(self._prompt_chunk(sequence, n_rows))
                 n_rows -= len(chunks[-1].tokens)
-        return tuple(sorted(chunks, key=_by_slot))
+        return tuple(sorted(chunks))
 
     def _prompt_chunk(self, sequence: Sequence, n_rows: int) -> Chunk:
         slot = self._slot_of(sequence)
@@ -270,9 +274,10 @@ class Scheduler:
                 self._fail(chunk, "llama.cpp could not compute the batch", result, now)
 
     def _give_up_hopeless(self, result: StepResult, now: float) -> None:
-        for sequence in [s for s in self.running if s.n_faults >= MAX_FAULTS]:
-            self._end(sequence, Reason.ERROR, now)
-            result.failed.append((sequence, "The slot's cells were lost"))
+        for sequence in list(self.running):
+            if sequence.n_faults >= MAX_FAULTS:
+                self._end(sequence, Reason.ERROR, now)
+                result.failed.append((sequence, "The slot's cells were lost"))
 
     def _fail(self, chunk: Chunk, why: str, result: StepResult, now: float) -> None:
         """End the chunk's sequence with an error and empty its slot: what lies in its cells is not certain any more."""
@@ -299,10 +304,6 @@ class Scheduler:
     def _slot_of(self, sequence: Sequence) -> Slot:
         assert sequence.slot_id is not None
         return self.pool[sequence.slot_id]
-
-
-def _by_slot(chunk: Chunk) -> int:
-    return chunk.slot_id
 
 
 def _run_around(slot_id: int, ids: Set[int]) -> range:

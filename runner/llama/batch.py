@@ -40,12 +40,16 @@ class Batch:
             assert end <= self._n_batch, f"{end} rows for a batch of {self._n_batch}"
             assert 0 <= chunk.slot_id < self._n_slots
             assert chunk.pos >= 0
-            self._tokens[row:end] = list(chunk.tokens)
-            self._positions[row:end] = list(range(chunk.pos, chunk.pos + end - row))
-            self._seq_ids[row:end] = [self._addresses[chunk.slot_id]] * (end - row)
-            self._wants_logits[row:end] = [0] * (end - row)
+            if end == row + 1:
+                self._tokens[row], self._positions[row] = chunk.tokens[0], chunk.pos
+                self._seq_ids[row], self._wants_logits[row] = self._addresses[chunk.slot_id], int(chunk.has_logits)
+            else:
+                self._tokens[row:end] = list(chunk.tokens)
+                self._positions[row:end] = list(range(chunk.pos, chunk.pos + end - row))
+                self._seq_ids[row:end] = [self._addresses[chunk.slot_id]] * (end - row)
+                self._wants_logits[row:end] = [0] * (end - row)
+                self._wants_logits[end - 1] = int(chunk.has_logits)
             if chunk.has_logits:
-                self._wants_logits[end - 1] = 1
                 outputs.append((chunk.slot_id, end - 1))
             row = end
         self._struct.n_tokens = row

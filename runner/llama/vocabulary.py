@@ -129,7 +129,8 @@ class Vocabulary:
 
     def is_eog(self, token: int) -> bool:
         """Whether `token` ends a generation."""
-        return bool(self._is_eog(self._vocab, token))
+        facts = self._facts  # a set, once it is there: no native call a token
+        return token in facts.eog_tokens if facts is not None else bool(self._is_eog(self._vocab, token))
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         """Text to tokens, without BOS or EOS added. `text` may hold NULs but no lone surrogates (UnicodeEncodeError).

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -172,28 +172,27 @@ class EngineChild(asyncio.SubprocessProtocol):
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Bytes of either pipe."""
         if fd == _STDOUT:
-            for message in self._messages(data):
-                self._owner.on_message(message)
+            self._take_frames(data)
             return
         for line in lines_of(self._lines, data):
             self._owner.on_line(line)
 
-    def _messages(self, data: bytes) -> Iterator[FromEngine]:
+    def _take_frames(self, data: bytes) -> None:
         """An engine that sends what is no message is ended: nothing that follows in its pipe could be understood."""
         if self._is_garbled:
             return
-        frames = self._frames.feed(data)
-        while True:
-            try:
-                message = self._decoder.decode(next(frames))
-            except StopIteration:
-                return
-            except ValueError as error:  # msgspec's errors are such
-                self._is_garbled = True
-                self._owner.on_line(f"the engine sent what is no message and is ended: {error}")
-                self.kill()
-                return
-            yield message
+        messages, fault = [], None
+        try:
+            for frame in self._frames.feed(data):
+                messages.append(self._decoder.decode(frame))  # noqa: PERF401 - those before a fault are kept
+        except ValueError as error:  # msgspec's errors are such
+            fault = error
+        for message in messages:
+            self._owner.on_message(message)
+        if fault is not None:
+            self._is_garbled = True
+            self._owner.on_line(f"the engine sent what is no message and is ended: {fault}")
+            self.kill()
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         """A pipe is at its end."""

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from enum import StrEnum
+from time import monotonic
 
 import msgspec
 
@@ -106,7 +107,7 @@ class EngineClient:
         if self.state in _ENDED:
             raise EngineStopped("The engine has ended and is not started again")
         if not submit.arrived_at:
-            submit = msgspec.structs.replace(submit, arrived_at=_now())
+            submit = msgspec.structs.replace(submit, arrived_at=monotonic())
         live = self._requests.add(submit, sink)
         if self.state is EngineState.READY:
             self._hand_over(live)
@@ -149,10 +150,10 @@ class EngineClient:
             case StepEvents():
                 self._on_step(message)
             case Accepted(request_id, n_prompt):
-                self._pulse.prepared(_now())
+                self._pulse.prepared(monotonic())
                 self._requests.accept(request_id, n_prompt)
             case Refused():
-                self._pulse.prepared(_now())
+                self._pulse.prepared(monotonic())
                 self._on_refused(message)
             case LoadProgress(fraction):
                 self.load_fraction = fraction
@@ -173,7 +174,7 @@ class EngineClient:
         self._lost(f"The engine ended with {_ending(returncode)}{while_loading}")
 
     def _on_ready(self, info: ModelInfo) -> None:
-        now = _now()
+        now = monotonic()
         self.state = EngineState.READY
         self.info = info
         self.load_fraction = 1.0
@@ -190,7 +191,7 @@ class EngineClient:
             self._restarts.give_up()
 
     def _on_step(self, events: StepEvents) -> None:
-        self._pulse.stepped(_now())
+        self._pulse.stepped(monotonic())
         self.snapshot = events.snapshot or self.snapshot
         for request_id in events.placed:
             self._requests.place(request_id)
@@ -235,7 +236,7 @@ class EngineClient:
     def _hand_over(self, live: LiveRequest) -> None:
         assert self._child is not None
         live.is_with_engine = True
-        live.handed_at = _now()
+        live.handed_at = monotonic()
         self._child.send(live.submit)
 
     def _lost(self, what: str) -> None:
@@ -246,7 +247,7 @@ class EngineClient:
             log.error("%s; %d requests were with it, %d are live", what, len(self._requests.with_engine), len(self._requests))
         self.state = EngineState.RESTARTING if self.info is not None else EngineState.LOADING
         self.snapshot = None
-        self._restarts.ended(_now())
+        self._restarts.ended(monotonic())
         self._sort_out_the_dead()
         if self._restarts.is_hopeless:
             self._give_up(what)
@@ -292,7 +293,7 @@ class EngineClient:
             await asyncio.sleep(self._policy.watch_every_s)
             if self._child is None or self.state is not EngineState.READY:
                 continue
-            silence_s = self._pulse.silence_s(_now(), self._requests.with_engine)
+            silence_s = self._pulse.silence_s(monotonic(), self._requests.with_engine)
             if silence_s > self._policy.silence_limit_s(self.snapshot.longest_step_s if self.snapshot else 0.0):
                 log.error("the engine has been silent for %.0f s and is ended", silence_s)
                 self._child.kill()
@@ -301,10 +302,6 @@ class EngineClient:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def _ending(returncode: int | None) -> str:

@@ -144,15 +144,18 @@ class EngineLoop:
                 totals.n_prompt_rows += plan.n_rows
             else:
                 totals.n_decode_rows += len(plan.chunks)
-        totals.n_swaps += sum(isinstance(op, Swap) for op in plan.kv_ops)
+        if plan.kv_ops:
+            totals.n_swaps += sum(isinstance(op, Swap) for op in plan.kv_ops)
 
     def _collect(self, result: StepResult) -> None:
         events = self._events
-        events.deltas.extend(Delta(sequence.request_id, text, 1) for sequence, text in result.texts)
+        for sequence, text in result.texts:
+            events.deltas.append(Delta(sequence.request_id, text, 1))
         events.finished.extend(map(_finished, result.ended))
         for gap_s in result.gaps_s:
             self._gaps.observe(gap_s)
-        events.failed.extend(Failed(sequence.request_id, "internal_error", why) for sequence, why in result.failed)
+        for sequence, why in result.failed:
+            events.failed.append(Failed(sequence.request_id, "internal_error", why))
 
     def _send(self, now: float) -> None:
         is_busy = self._scheduler.has_work

@@ -1,9 +1,9 @@
-"""The engine process: three threads around one model.
+"""The engine process: the decode loop and three threads around it.
 
     reader   frames from the front -> prepare thread, decode loop. The front's end (EOF) ends this process, mid-decode too.
     prepare  template, tokeniser, checks (see prepare.py)
     main     load, then the decode loop
-    writer   owns the pipe to the front: the decode loop never waits for a reader that stands still
+    writer   writes what the pipe to the front has no room for: the decode loop never waits for a reader that stands still
 
 stdin and stdout are the pipes; what native code prints goes to stderr, which the front logs. A thread that ends by a fault ends
 the process: half an engine would leave the front waiting.
@@ -11,6 +11,7 @@ the process: half an engine would leave the front waiting.
 
 import gc
 import os
+import select
 import signal
 import sys
 import threading
@@ -38,7 +39,7 @@ from runner.serving.protocol import (
     ToEngine,
 )
 
-_READ_BYTES = 1 << 16
+_READ_BYTES = _WRITE_BYTES = 1 << 16
 # How long another thread may keep the GIL from the decode thread when it comes back from llama_decode.
 _SWITCH_INTERVAL_S = 0.0005
 _EXIT_LOAD_FAILED = 3
@@ -46,37 +47,65 @@ _EXIT_BUG = 70
 
 
 class Writer:
-    """A thread that writes messages in order, many at a time when they pile up."""
+    """Writes messages in order, from any thread, without waiting for the front.
+
+    A message goes straight into the pipe while that has room: handing each one to a thread costs a step more than the write does
+    (docs/log.md). What the pipe does not take, a thread writes when the front reads again. Windows' pipes cannot be written
+    without waiting: there the thread writes all of it.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._outbox: SimpleQueue[FromEngine | None] = SimpleQueue()
         self._frames = FrameWriter()
+        self._backlog = bytearray()
+        self._has_backlog = threading.Condition()
+        self._is_finished = False
+        self._is_direct = sys.platform != "win32"
+        if self._is_direct:
+            os.set_blocking(fd, False)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
     def put(self, message: FromEngine) -> None:
-        """Queue a message (any thread)."""
-        self._outbox.put(message)
+        """Write or queue a message."""
+        data = self._frames.frame(message)
+        with self._has_backlog:
+            if self._is_direct and not self._backlog:
+                data = data[self._write(data) :]
+            if data:
+                self._backlog += data
+                self._has_backlog.notify()
 
     def finish(self) -> None:
         """Write what is queued and end."""
-        self._outbox.put(None)
+        with self._has_backlog:
+            self._is_finished = True
+            self._has_backlog.notify()
         self._thread.join()
 
     def _run(self) -> None:
         while True:
-            messages = [self._outbox.get()]
-            while not self._outbox.empty():
-                messages.append(self._outbox.get())
-            data = b"".join(self._frames.frame(message) for message in messages if message is not None)
-            try:
-                while data:
-                    data = data[os.write(self._fd, data) :]
-            except OSError:
-                os._exit(0)  # the front has gone
-            if messages[-1] is None:
-                return
+            with self._has_backlog:
+                while not self._backlog:
+                    if self._is_finished:
+                        return
+                    self._has_backlog.wait()
+                data = bytes(self._backlog[:_WRITE_BYTES])
+            # Without the lock, but alone: nobody else writes before the backlog is empty.
+            if self._is_direct:
+                select.select((), (self._fd,), ())
+            n = self._write(data)
+            with self._has_backlog:
+                del self._backlog[:n]
+
+    def _write(self, data: bytes) -> int:
+        """How many bytes the pipe took."""
+        try:
+            return os.write(self._fd, data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            os._exit(0)  # the front has gone
 
 
 class Reader:

@@ -4,7 +4,7 @@ front -> engine: Configure (once, first), Submit, Cancel.
 engine -> front: LoadProgress*, then Ready or LoadFailed; then Accepted or Refused for each Submit, and one StepEvents a step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -258,8 +258,13 @@ class FrameReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield each frame that became whole. Raises ValueError on a length no peer of ours sends."""
+    def feed(self, data: bytes) -> Iterable[bytes]:
+        """Each frame that became whole. Raises ValueError, when it is reached, on a length no peer of ours sends."""
+        if not self._buffer and int.from_bytes(data[:LENGTH_BYTES], "little") == len(data) - LENGTH_BYTES:
+            return (data[LENGTH_BYTES:],)  # one frame, as nearly every read of a step's events brings
+        return self._cut(data)
+
+    def _cut(self, data: bytes) -> Iterator[bytes]:
         self._buffer += data
         while len(self._buffer) >= LENGTH_BYTES:
             length = int.from_bytes(self._buffer[:LENGTH_BYTES], "little")

@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ParamSpec, Protocol
 
 from runner.errors import RunnerError
 from runner.serving.protocol import Finished, Stamps, Submit
 
+P = ParamSpec("P")
 log = logging.getLogger("slotfile.engine")
 
 
@@ -89,7 +90,7 @@ class LiveRequests:
         """The engine has prepared it."""
         if (live := self.get(request_id)) is not None:
             live.is_accepted = True
-            self._tell(live, lambda: live.sink.on_accepted(n_prompt))
+            self._tell(live, live.sink.on_accepted, n_prompt)
 
     def place(self, request_id: str) -> None:
         """The engine computes it."""
@@ -98,13 +99,13 @@ class LiveRequests:
 
     def give_text(self, request_id: str, text: str, n_tokens: int) -> None:
         """Pass on a piece of its answer."""
-        if (live := self.get(request_id)) is not None:
-            self._tell(live, lambda: live.sink.on_text(text, n_tokens))
+        if (live := self._by_id.get(request_id)) is not None:
+            self._tell(live, live.sink.on_text, text, n_tokens)
 
     def finish(self, finished: Finished) -> None:
         """Its last word; nothing happens where it has ended."""
         if (live := self._by_id.pop(finished.request_id, None)) is not None:
-            self._tell_end(live, lambda: live.sink.on_finished(finished))
+            self._tell_end(live, live.sink.on_finished, finished)
 
     def finish_cancelled(self, request_id: str) -> None:
         """The end of one that no engine has anything to say of."""
@@ -113,7 +114,7 @@ class LiveRequests:
     def fail(self, request_id: str, error: RunnerError) -> None:
         """Its last word, an error."""
         if (live := self._by_id.pop(request_id, None)) is not None:
-            self._tell_end(live, lambda: live.sink.on_failed(error))
+            self._tell_end(live, live.sink.on_failed, error)
 
     def fail_all(self, error: RunnerError) -> None:
         """The last word for everybody."""
@@ -128,18 +129,18 @@ class LiveRequests:
             log.exception("id=%s its sink failed at a restart", live.request_id)
             return False
 
-    def _tell(self, live: LiveRequest, call: Callable[[], None]) -> None:
+    def _tell(self, live: LiveRequest, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         if live.is_broken:
             return
         try:
-            call()
+            call(*args, **kwargs)
         except Exception:
             log.exception("id=%s its sink failed: the request is cancelled", live.request_id)
             live.is_broken = True
             self._on_broken(live.request_id)
 
-    def _tell_end(self, live: LiveRequest, call: Callable[[], None]) -> None:
+    def _tell_end(self, live: LiveRequest, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            call()
+            call(*args, **kwargs)
         except Exception:
             log.exception("id=%s its sink failed at the end", live.request_id)
