@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,9 +80,9 @@ class Contest:
 
 
 @contextmanager
-def serving(command: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server until the block ends; ready when /health says so."""
-    process = start(command, port)
+def serving(command: str, port: int, log: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server until the block ends; ready when /health says so. `log`: the descriptor of its standard error."""
+    process = start(command, port, log)
     try:
         wait_ready(process, port)
         yield process
@@ -90,10 +90,26 @@ def serving(command: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
         stop(process)
 
 
-def start(command: str, port: int) -> subprocess.Popen[bytes]:
+def start(command: str, port: int, log: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """Start a server in a process group of its own, without a terminal."""
     quiet = subprocess.DEVNULL
-    return subprocess.Popen(shlex.split(command.format(port=port)), stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    return subprocess.Popen(shlex.split(command.format(port=port)), stdin=quiet, stdout=quiet, stderr=log, start_new_session=True)
+
+
+@contextmanager
+def full_pipe() -> Iterator[int]:
+    """The end of a pipe that takes no more, and that nobody reads."""
+    reader, writer = os.pipe()
+    try:
+        os.set_blocking(writer, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(writer, b"x" * 4096)
+        os.set_blocking(writer, True)
+        yield writer
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -181,10 +197,11 @@ def run_batched_bench(contest: Contest) -> float:
 
 def itl(contest: Contest) -> Iterator[Row]:
     """The 99th percentile of the gaps of 8 streams, disturbed against undisturbed, on one server."""
-    with serving(contest.ours.replace(f"--slots {N_SLOTS}", f"--slots {N_SLOTS + 1}"), PORT):
-        load = Load(f"http://127.0.0.1:{PORT}")
+    ours = contest.ours.replace(f"--slots {N_SLOTS}", f"--slots {N_SLOTS + 1}")
+    with full_pipe() as log, serving(ours, PORT), serving(ours, PORT + 1, log):
+        load, unread = Load(f"http://127.0.0.1:{PORT}"), Load(f"http://127.0.0.1:{PORT + 1}")
 
-        def p99(number: int, **disturbance: object) -> float:
+        def p99(number: int, load: Load = load, **disturbance: object) -> float:
             return percentile(asyncio.run(load.gaps(8, 96, number, **disturbance)), 0.99) * 1000  # type: ignore[arg-type]
 
         flooded, calm = in_turn(contest.rounds, lambda number: p99(number, flood=FLOOD), p99)
@@ -192,7 +209,9 @@ def itl(contest: Contest) -> Iterator[Row]:
         stalled, calm = in_turn(
             contest.rounds, lambda number: p99(number, n_others=1, others_stall=True), lambda number: p99(number, n_others=1)
         )
-        yield Row("ITL p99 of 8 streams beside a reader that stands still, ms", stalled, calm, "<= 1.1")
+        yield Row("ITL p99 of 8 streams beside a socket whose reader stands still, ms", stalled, calm, "<= 1.1")
+        unheard, calm = in_turn(contest.rounds, lambda number: p99(number, unread), p99)
+        yield Row("ITL p99 of 8 streams, log into a full pipe whose reader stands still, ms", unheard, calm, "<= 1.1")
 
 
 def cold(contest: Contest) -> Iterator[Row]:

@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from runner.bundle.cpu_library import PREFIX, SUFFIX
+from runner.bundle.digest import DIRECTORY, MODULE, PACKED_SUFFIX
 from runner.errors import ConfigError
+
+# Name in the runtime, file, kind: as PyInstaller lists them.
+Entry = tuple[str, str, str]
 
 # Packages that something names in passing and the program never imports at run time.
 FOREIGN: Final = """
@@ -16,17 +20,17 @@ FOREIGN: Final = """
     setuptools pkg_resources pip wcwidth._wcwidth_c
 """
 
-# The standard library's share of the same. (`ssl` is no such module: prometheus_client imports it on sight.)
+# The standard library's share of the same. Nothing here speaks TLS, and aiohttp reads the machine's certificates for it on sight: 34 ms.
 # PyInstaller's run-time hook for `multiprocessing` would cost 20 ms at every start.
 UNUSED: Final = """
-    tkinter _tkinter sqlite3 curses _curses _curses_panel readline pydoc doctest unittest lib2to3 distutils xmlrpc test ensurepip
+    ssl _ssl tkinter _tkinter sqlite3 curses _curses _curses_panel readline pydoc doctest unittest lib2to3 distutils xmlrpc test ensurepip
     idlelib turtle pdb multiprocessing _multiprocessing _posixshmem lzma _lzma bz2 _bz2 _uuid zoneinfo _zoneinfo _pydecimal
     ftplib _testcapi _codecs_cn _codecs_hk _codecs_iso2022 _codecs_jp _codecs_kr _codecs_tw _multibytecodec
 """
 
 # Libraries that stay compressed inside the executable. The other shared libraries lie there as they are: unpacking is a third of
-# the way to the first token, and most of it was zlib (docs/log.md). These are large and would take the file beyond its 30 MB.
-COMPRESSED: Final = ("libcrypto", "libssl", "libstdc++")
+# the way to the first token, and most of it was zlib (docs/log.md). This one is large.
+COMPRESSED: Final = ("libstdc++",)
 
 # llama-cpp-python beyond its low-level binding, which imports none of it.
 BINDING: Final = """
@@ -90,12 +94,33 @@ def what_lacks(directory: Path, backends: list[str]) -> str | None:
     return f"The installed llama-cpp-python has no back end {absent[0]!r}" if absent else None
 
 
-def compressed_variants(libraries: list[Path], work: Path) -> list[tuple[str, str, str]]:
-    """The CPU variants as runner/bundle/cpu_library.py reads them. ZIPFILE: PyInstaller copies such a file as it is."""
+def set_openssl_apart(entries: list[Entry], work: Path) -> list[Entry]:
+    """libcrypto, packed, and Python's module for it where runner/bundle/digest.py finds them and no start does."""
+    return [_apart(entry, work) for entry in entries]
+
+
+def _apart(entry: Entry, work: Path) -> Entry:
+    name, source, _ = entry
+    file = Path(source)
+    if file.name.startswith("libcrypto"):
+        packed = _packed(file, work / (file.name + PACKED_SUFFIX))
+        return f"{DIRECTORY}/{packed.name}", str(packed), "ZIPFILE"
+    if Path(name).name.startswith(MODULE):
+        return f"{DIRECTORY}/{file.name}", source, "DATA"
+    return entry
+
+
+def _packed(library: Path, target: Path) -> Path:
+    """Such a file is copied as it is, by the build and at a start (typecode ZIPFILE)."""
+    target.write_bytes(zlib.compress(library.read_bytes(), 9))
+    return target
+
+
+def compressed_variants(libraries: list[Path], work: Path) -> list[Entry]:
+    """The CPU variants as runner/bundle/cpu_library.py reads them."""
     entries = []
     for path in libraries:
         if path.name.startswith(PREFIX):
-            packed = work / (path.name.removesuffix(".so") + SUFFIX)
-            packed.write_bytes(zlib.compress(path.read_bytes(), 9))
+            packed = _packed(path, work / (path.name.removesuffix(".so") + SUFFIX))
             entries.append((f"{LIBRARY_DIR}/{packed.name}", str(packed), "ZIPFILE"))
     return entries

@@ -1,21 +1,15 @@
 """Numbers for Prometheus, under vLLM's names with our prefix. Nothing here runs per token: ends of requests and scrapes only."""
 
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import Collector
-
 from runner.api.call import Choice
+from runner.api.exposition import Counter, Family, Histogram, counter, gauge, histogram, render
 from runner.errors import RequestCancelled
 from runner.serving.client import EngineClient, EngineState
 from runner.serving.protocol import Finished, Snapshot
 from runner.serving.timings import ITL_BUCKETS_S
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"})
 _SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 1.0, 2.5)
@@ -35,28 +29,12 @@ ENGINE_COUNTERS: Final = {
 }
 
 
-class EngineCollector(Collector):
-    """Reads the engine's last snapshot at each scrape. Its totals start again with the engine, as Prometheus expects."""
+class Metrics:
+    """All metrics of one server."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
-
-    def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
-        is_ready = self._client.state is EngineState.READY
-        yield GaugeMetricFamily("slotfile_engine_up", "1 while the engine computes", value=float(is_ready))
-        yield CounterMetricFamily("slotfile_engine_restarts", "Engines started in place of one that ended", value=self._client.n_restarts)
-        yield from _slot_metrics(self._client)
-        if self._client.snapshot is not None:
-            yield from _counter_metrics(self._client.snapshot)
-
-
-class Metrics:
-    """All metrics of one server, in a registry of its own."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(EngineCollector(client))
+        self._kept: list[Counter | Histogram] = []
         self._http = self._counter("http_requests", "HTTP requests", "method", "route", "status")
         self._success = self._counter("request_success", "Sequences that ended well", "finished_reason")
         self._failure = self._counter("request_failure", "Sequences that failed or were cancelled", "code")
@@ -76,7 +54,7 @@ class Metrics:
     def choice_over(self, choice: Choice) -> None:
         """Count one sequence at its end."""
         if choice.error is not None:
-            self._failure.labels(choice.error.code).inc()
+            self._failure.inc(choice.error.code)
         if choice.finished is not None:
             self._count_end(choice.finished)
             self._count_tokens(choice.finished)
@@ -84,23 +62,33 @@ class Metrics:
 
     def http_request(self, method: str, route: str, status: int) -> None:
         """Count one HTTP request; `route` is a pattern of ours, never a path that a client chose."""
-        self._http.labels(method if method in _METHODS else "other", route, str(status)).inc()
+        self._http.inc(method if method in _METHODS else "other", route, str(status))
 
     def render(self) -> bytes:
         """The text that Prometheus reads."""
-        return generate_latest(self._registry)
+        return render(self.families())
+
+    def families(self) -> Iterator[Family]:
+        """All of them as of now. The engine's totals start again with the engine, as Prometheus expects."""
+        client = self._client
+        yield gauge("slotfile_engine_up", "1 while the engine computes", client.state is EngineState.READY)
+        yield counter("slotfile_engine_restarts_total", "Engines started in place of one that ended", client.n_restarts)
+        yield from _slot_metrics(client)
+        if client.snapshot is not None:
+            yield from _counter_metrics(client.snapshot)
+        yield from (kept.family() for kept in self._kept)
 
     def _count_end(self, end: Finished) -> None:
         if end.reason == "cancelled":
-            self._failure.labels(RequestCancelled.code).inc()
+            self._failure.inc(RequestCancelled.code)
         else:
-            self._success.labels(end.reason).inc()
+            self._success.inc(end.reason)
 
     def _count_tokens(self, end: Finished) -> None:
-        self._prompt.inc(end.n_prompt)
-        self._generated.inc(end.n_completion)
-        self._cache_queries.inc(end.n_prompt)
-        self._cache_hits.inc(end.n_cached)
+        self._prompt.inc(by=end.n_prompt)
+        self._generated.inc(by=end.n_completion)
+        self._cache_queries.inc(by=end.n_prompt)
+        self._cache_hits.inc(by=end.n_cached)
         self._prompt_sizes.observe(end.n_prompt)
         self._answer_sizes.observe(end.n_completion)
 
@@ -119,34 +107,31 @@ class Metrics:
                 self._per_token.observe((at.finished_at - at.first_token_at) / (end.n_completion - 1))
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
-        return Counter(f"slotfile_{name}", help_text, labels, registry=self._registry)
+        kept = Counter(f"slotfile_{name}_total", help_text, labels)
+        self._kept.append(kept)
+        return kept
 
-    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"slotfile_{name}", help_text, buckets=buckets, registry=self._registry)
+    def _histogram(self, name: str, help_text: str, bounds: tuple[float, ...]) -> Histogram:
+        kept = Histogram(f"slotfile_{name}", help_text, bounds)
+        self._kept.append(kept)
+        return kept
 
 
-def _slot_metrics(client: EngineClient) -> Iterator[Metric]:
+def _slot_metrics(client: EngineClient) -> Iterator[Family]:
     slots = client.snapshot.slots if client.snapshot is not None else []
     n_running = sum(slot.state != "idle" for slot in slots)
-    yield GaugeMetricFamily("slotfile_requests_running", "Sequences that hold a slot", value=n_running)
-    yield GaugeMetricFamily("slotfile_requests_waiting", "Sequences that wait for a slot", value=max(0, client.n_live - n_running))
+    yield gauge("slotfile_requests_running", "Sequences that hold a slot", n_running)
+    yield gauge("slotfile_requests_waiting", "Sequences that wait for a slot", max(0, client.n_live - n_running))
     if client.info is not None:
         n_cells = client.info.n_slots * client.info.n_ctx_slot
-        yield GaugeMetricFamily("slotfile_slots", "Slots of the engine", value=client.info.n_slots)
-        yield GaugeMetricFamily(
-            "slotfile_kv_cache_usage_perc", "Used share of all KV cells, 0 to 1", value=sum(slot.n_cells for slot in slots) / n_cells
-        )
+        usage = sum(slot.n_cells for slot in slots) / n_cells
+        yield gauge("slotfile_slots", "Slots of the engine", client.info.n_slots)
+        yield gauge("slotfile_kv_cache_usage_perc", "Used share of all KV cells, 0 to 1", usage)
 
 
-def _counter_metrics(snapshot: Snapshot) -> Iterator[Metric]:
+def _counter_metrics(snapshot: Snapshot) -> Iterator[Family]:
+    counters = snapshot.counters
     for field, (name, help_text) in ENGINE_COUNTERS.items():
-        yield CounterMetricFamily(f"slotfile_{name}", help_text, value=getattr(snapshot.counters, field))
-    yield _gap_histogram(snapshot)
-
-
-def _gap_histogram(snapshot: Snapshot) -> Metric:
-    bounds = [str(bound) for bound in ITL_BUCKETS_S] + ["+Inf"]
-    cumulative = list(zip(bounds, itertools.accumulate(snapshot.counters.itl_counts or [0] * len(bounds)), strict=True))
-    family = HistogramMetricFamily("slotfile_inter_token_latency_seconds", "Gaps between two tokens of a sequence")
-    family.add_metric([], buckets=cumulative, sum_value=snapshot.counters.itl_s)
-    return family
+        yield counter(f"slotfile_{name}_total", help_text, getattr(counters, field))
+    counts = counters.itl_counts or [0] * (len(ITL_BUCKETS_S) + 1)
+    yield histogram("slotfile_inter_token_latency_seconds", "Gaps between two tokens of a sequence", ITL_BUCKETS_S, counts, counters.itl_s)

@@ -7,8 +7,8 @@ import msgspec
 from aiohttp import web
 
 from runner.api.errors import ErrorDetail, shown
+from runner.api.exposition import CONTENT_TYPE
 from runner.api.front import APP_NAME, Front
-from runner.api.metrics import CONTENT_TYPE
 from runner.errors import Draining, ModelNotFound
 from runner.serving.client import EngineState
 from runner.serving.protocol import ModelInfo

@@ -1,7 +1,6 @@
 """Writes pieces of files into a new file that appears under its name whole and verified, or not at all."""
 
 import errno
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
+from runner.bundle.digest import sha256
 from runner.bundle.source import Piece
 from runner.errors import ConfigError, ModelDamaged
 
@@ -46,7 +46,7 @@ def new_file(path: Path, mode: int = 0o644) -> Iterator[FileIO]:
 
 def copy_pieces(pieces: tuple[Piece, ...], target: FileIO, progress: Progress) -> str:
     """Append the pieces and return the SHA-256 of what was read; hashing runs beside writing. ModelDamaged where a file ends early."""
-    digest = hashlib.sha256()
+    digest = sha256()
     with ThreadPoolExecutor(1) as hasher:
         for chunk in _chunks(pieces):
             hashed = hasher.submit(digest.update, chunk)
@@ -58,7 +58,7 @@ def copy_pieces(pieces: tuple[Piece, ...], target: FileIO, progress: Progress) -
 
 def hash_range(file: FileIO, offset: int, length: int, progress: Progress) -> str:
     """SHA-256 of a part of a file; the next chunk is read while the last is hashed."""
-    digest = hashlib.sha256()
+    digest = sha256()
     file.seek(offset)
     with ThreadPoolExecutor(1) as hasher:
         pending = None

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,17 @@ def test_front_and_engine_share_one_unpacked_directory(executable: Path, unpacke
     with serving(executable, unpacked) as server:
         assert "--engine-process" in server.tree[2].cmdline()
         assert len(list(unpacked.glob("_MEI*"))) == 1
+        assert list(unpacked.glob("_MEI*/**/libcrypto.so*")) == list(unpacked.glob("_MEI*/openssl/libcrypto.so*.z"))
+
+
+def test_openssl_is_unpacked_where_a_model_is_hashed(executable: Path, tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    has_openssl = False
+    with subprocess.Popen([executable, "info", "--verify"], env=environment, stdout=subprocess.PIPE) as process:
+        while process.poll() is None:
+            with suppress(FileNotFoundError):  # the directory goes at the end
+                has_openssl |= any(path.suffix != ".z" for path in tmp_path.glob("_MEI*/openssl/libcrypto.so*"))
+    assert (process.returncode, has_openssl) == (0, True)
 
 
 @pytest.mark.parametrize("target", ["parent", "child", "group"])

@@ -5,12 +5,14 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runner.config import ModelFile
 from runner.llama.library import Library
 from runner.llama.model import Model
 from runner.llama.template import ChatTemplate, tokenize_chat
-from runner.llama.vocabulary import Vocabulary
+from runner.llama.vocabulary import Vocabulary, word_starts
 from runner.serving.length import fewest_tokens, n_word_starts, text_bytes
 
 TEXTS = [
@@ -81,6 +83,18 @@ def test_word_starts_of_a_vocabulary_are_those_of_its_worst_token(vocabulary: Vo
     pieces = [vocabulary._render(token, special=True) for token in range(vocabulary.n_tokens)]
     worst = max(sum(map(bool, words[1:])) + (words[-1] == b"") for words in (piece.split(b" ") for piece in pieces if piece))
     assert vocabulary.facts.word_starts_per_token >= worst
+
+
+SPLIT_TEXTS = st.lists(
+    st.lists(st.sampled_from(["\u0120", "\u2581", " ", "a", "b", "\u00e9"]), max_size=5).map("".join), min_size=1, max_size=6
+)
+
+
+@given(SPLIT_TEXTS, st.booleans())
+def test_word_starts_are_counted_in_every_text(texts: list[str], is_garbled: bool) -> None:
+    encoded = [text.encode() for text in texts] + [b"\xffa b c"] * is_garbled
+    split = [text.replace(b"\xc4\xa0", b" ").replace(b"\xe2\x96\x81", b" ").split(b" ") for text in encoded]
+    assert word_starts(encoded) == max(1, *(sum(map(bool, words[1:])) + (words[-1] == b"") for words in split))
 
 
 def test_a_text_of_brackets_is_searched_in_no_time(vocabulary: Vocabulary) -> None:
