@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from runner.engine.detokenizer import Utf8Assembler
 from runner.engine.lifecycle import TRANSITIONS, Reason, State
+from runner.engine.order import NOBODY, Owner, Tier
 from runner.engine.sampling import SamplingParams
 from runner.engine.stops import StopMatcher
 
@@ -36,6 +37,8 @@ class Sequence:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     cache_prompt: bool = True
+    tier: Tier = Tier.NORMAL
+    owner: Owner = NOBODY
     times: Times = field(default_factory=Times)
     state: State = State.QUEUED
     reason: Reason | None = None

@@ -76,6 +76,8 @@ class Preparer:
             stop=submit.stop,
             ignore_eos=submit.ignore_eos,
             cache_prompt=submit.cache_prompt,
+            tier=submit.tier,
+            owner=submit.owner,
             times=Times(arrived_at=arrived_at, prepared_at=now),
         )
         return Prepared(sequence, self._echo(submit, tokens))

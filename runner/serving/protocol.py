@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from runner.config import EngineConfig, SamplingDefaults
+from runner.engine.order import NOBODY, Owner, Tier
 from runner.engine.sampling import SamplingParams
 
 MAX_FRAME_BYTES: Final = 1 << 30
@@ -60,6 +61,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     echo: bool = False
     seed_offset: int = 0
     arrived_at: float = 0.0
+    tier: Tier = Tier.NORMAL
+    owner: Owner = NOBODY
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
