@@ -4,7 +4,6 @@ OpenSSL's runs at 1.9 GB/s where the processor has instructions for it, Python's
 4.8 MB, and unpacks it only where a model is hashed: no start waits for it (docs/decisions/0012-runtime-contents.md).
 """
 
-import ctypes
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -35,23 +34,26 @@ class Digest(Protocol):
 def sha256() -> Digest:
     """A new one. Raises ConfigError where an executable finds no room to unpack the faster code."""
     unpacked = getattr(sys, "_MEIPASS", None)
-    fast = load_openssl(Path(unpacked) / DIRECTORY) if isinstance(unpacked, str) else None
+    fast = load_openssl(Path(unpacked)) if isinstance(unpacked, str) else None
     if fast is None:
         return hashlib.sha256()
     digest: Digest = fast.openssl_sha256()
     return digest
 
 
-def load_openssl(directory: Path) -> ModuleType | None:
-    """Python's module for OpenSSL from a directory with it and the packed libcrypto; None where there is none."""
+def load_openssl(unpacked: Path) -> ModuleType | None:
+    """Python's module for OpenSSL from what the bootloader has unpacked; None where it is not there.
+
+    libcrypto goes into the directory itself, where the loader looks first: the bootloader started this process with it as
+    LD_LIBRARY_PATH.
+    """
     if MODULE in sys.modules:
         return sys.modules[MODULE]
-    module = next(directory.glob(f"{MODULE}*"), None)
-    packed = next(directory.glob(f"*{PACKED_SUFFIX}"), None)
+    module = next((unpacked / DIRECTORY).glob(f"{MODULE}*"), None)
+    packed = next((unpacked / DIRECTORY).glob(f"*{PACKED_SUFFIX}"), None)
     if module is None or packed is None:
         return None
-    # Opened by its path first: the module names it by its plain name, which the loader then finds to be there.
-    ctypes.CDLL(str(_unpack(packed)))
+    _unpack(packed, unpacked / packed.stem)
     loader = importlib.machinery.ExtensionFileLoader(MODULE, str(module))
     spec = importlib.util.spec_from_loader(MODULE, loader)
     assert spec is not None
@@ -60,9 +62,8 @@ def load_openssl(directory: Path) -> ModuleType | None:
     return loaded
 
 
-def _unpack(packed: Path) -> Path:
+def _unpack(packed: Path, target: Path) -> None:
     """Under its name only when whole."""
-    target = packed.with_suffix("")
     if not target.exists():
         part = target.with_name(f".{target.name}.{os.getpid()}")
         try:
@@ -70,4 +71,3 @@ def _unpack(packed: Path) -> Path:
         except OSError as error:
             raise ConfigError(f"{target.parent} has no room for libcrypto: {error.strerror}", hint="TMPDIR=/another/directory") from error
         part.replace(target)
-    return target
