@@ -25,6 +25,7 @@ from pathlib import Path
 
 import psutil
 
+from build import bench_queue
 from build.executable import CACHE, ROOT
 from build.fetch import Cache, fetch_model
 from runner.bench.load import Load, percentile
@@ -214,6 +215,26 @@ def itl(contest: Contest) -> Iterator[Row]:
         yield Row("ITL p99 of 8 streams, log into a full pipe whose reader stands still, ms", unheard, calm, "<= 1.1")
 
 
+def queue(contest: Contest) -> Iterator[Row]:
+    """Many at once: the scenarios of `bench_queue.py`, in half of the rounds."""
+    few = max(3, contest.rounds // 2)
+    with serving(contest.ours, PORT), serving(contest.theirs, PORT + 1):
+        ours, peer = Load(f"http://127.0.0.1:{PORT}"), Load(f"http://127.0.0.1:{PORT + 1}")
+        gap, ttft = bench_queue.intruder(ours, few)
+        peer_gap, peer_ttft = bench_queue.intruder(peer, few)
+        yield Row("longest gap of 3 streams when a prompt of 2,000 words comes, s", gap, peer_gap, "<= 0.05")
+        yield Row("the same prompt's first token, s", ttft, peer_ttft, "<= 1.35")
+        yield Row("64 requests at once: first token p50, s", bench_queue.burst(ours, few), bench_queue.burst(peer, few), "<= 1.0")
+        yield Row("a `priority` request among `flex` ones: first token, s, against no tiers", *bench_queue.urgent(ours, few), "<= 0.3")
+        yield Row("parked and resumed: seconds with a slot, against undisturbed", *bench_queue.parked(ours, few), "<= 1.05")
+    with bench_queue.temporary() as directory:
+        command = f"{contest.ours} --api-key-file {bench_queue.key_file(directory)}"
+        with serving(command, PORT):
+            load = Load(f"http://127.0.0.1:{PORT}")
+            name = "four clients beside one with 50 requests: first token p95, s, against alone"
+            yield Row(name, *bench_queue.neighbours(load, few), "<= 2.5")
+
+
 def cold(contest: Contest) -> Iterator[Row]:
     """From exec to the first streamed token."""
     first_token(contest.packed, PORT), first_token(contest.theirs, PORT + 1)  # the disk is warm from here on
@@ -269,7 +290,14 @@ def packed_model(name: str) -> Path:
     return fetch_model(found, entry, Cache(CACHE, ROOT))
 
 
-PARTS: dict[str, Callable[[Contest], Iterator[Row]]] = {"http": http, "raw": raw, "itl": itl, "cold": cold, "memory": memory}
+PARTS: dict[str, Callable[[Contest], Iterator[Row]]] = {
+    "http": http,
+    "raw": raw,
+    "itl": itl,
+    "queue": queue,
+    "cold": cold,
+    "memory": memory,
+}
 
 
 def main() -> None:

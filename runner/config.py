@@ -4,8 +4,8 @@ The table is the only place that knows an option's name, environment variable, d
 the documentation test and `slotfile info` are made from it. No other module reads the environment.
 """
 
+import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -17,6 +17,8 @@ MAX_SLOTS: Final = 256
 DEFAULT_PORT: Final = 8080
 # Enough for 300,000 tokens even where every character of the text is escaped; a slot holds 4,096 unless told otherwise.
 DEFAULT_MAX_BODY: Final = 8 * 1024 * 1024
+DEFAULT_QUEUE_TOKENS: Final = 1_000_000
+MAX_DEADLINE_S: Final = 86_400
 
 
 class ModelFile(msgspec.Struct, frozen=True):
@@ -39,6 +41,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FlashAttn = Literal["auto", "on", "off"]
+PolicyName = Literal["fair", "priority", "fcfs"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,19 +60,54 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     chat_template: str | None = None
     sampling: SamplingDefaults = SamplingDefaults()
+    policy: PolicyName = "fair"
+    share_grace_s: float = 1.0
+    max_running_per_client: int = 0  # 0: no limit
+    kv_host_mib: int | None = None
+
+
+TierName = Literal["high", "normal", "low", "batch"]
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """One key, and what its owner may do. `name` stands for it in logs and shares; keys of one name are one client."""
+
+    secret: str
+    name: str
+    weight: float = 1.0
+    best_tier: TierName = "normal"
+    is_admin: bool = False
+
+    @classmethod
+    def plain(cls, secret: str) -> "ApiKey":
+        """A key without attributes; its name says nothing of it."""
+        return cls(secret=secret, name=f"key:{hashlib.sha256(secret.encode()).hexdigest()[:8]}")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the HTTP server is told at its start."""
+    """Everything the HTTP server is told at its start. Where 0 is no limit, the comment says so."""
 
     host: str | None = None  # None: 127.0.0.1 and ::1
     port: int = DEFAULT_PORT
     api_keys: tuple[str, ...] = ()
+    file_keys: tuple[ApiKey, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
     max_body_bytes: int = DEFAULT_MAX_BODY
     max_queue: int = 256
+    max_queue_tokens: int = DEFAULT_QUEUE_TOKENS  # 0: no limit; so are those below
+    max_waiting_per_client: int = 0
+    tokens_per_minute: int = 0
+    queue_timeout_s: float = 0.0
+    request_timeout_s: float = 0.0
     drain_timeout_s: float = 0.0
+
+    @property
+    def keys(self) -> tuple[ApiKey, ...]:
+        """All keys; what the file says of one counts, where it was given twice."""
+        named = [*(ApiKey.plain(secret) for secret in self.api_keys), *self.file_keys]
+        return tuple({key.secret: key for key in named}.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +159,23 @@ MODEL_SETTINGS: Final = (
     Setting("device", "str", "back-end device to use, as `doctor` names it; 'cpu' for none (default: the best one)"),
     Setting("flash-attn", "choice", "flash attention kernels", default="auto", choices=("auto", "on", "off")),
     Setting("seed", "int", "seed for requests that bring none (default: a new one for each request)", min=0, max=2**32 - 2),
+    Setting("policy", "choice", "who gets the next slot", default="fair", choices=("fair", "priority", "fcfs")),
+    Setting(
+        "share-grace",
+        "float",
+        "seconds that a client below its share waits before one above its own gives a slot back",
+        default=1.0,
+        min=0,
+        max=3600,
+    ),
+    Setting("max-running-per-client", "int", "slots that one client may hold at a time; 0 is no limit", default=0, min=0, max=MAX_SLOTS),
+    Setting(
+        "kv-host-mib",
+        "int",
+        "host memory in MiB for the cells of parked requests (default: a quarter of what is free at the start)",
+        min=0,
+        max=1 << 24,
+    ),
     Setting("chat-template", "path", "file with a Jinja chat template that replaces the model's own"),
     Setting(
         "temperature",
@@ -135,11 +190,38 @@ SERVER_SETTINGS: Final = (
     Setting("host", "str", "address to listen on (default: 127.0.0.1 and ::1)"),
     Setting("port", "int", "port to listen on; 0 takes a free one", default=DEFAULT_PORT, min=0, max=65535),
     Setting("api-key", "list", "key that clients must send as a bearer token; may be given several times"),
-    Setting("api-key-file", "path", "file with one API key a line"),
+    Setting("api-key-file", "path", "file with one API key a line, and its attributes: name=, weight=, tier=, admin"),
     Setting("allowed-host", "list", "further name that clients may use in the Host header; may be given several times"),
     Setting("cors-origin", "list", "web origin that may call this server from a browser; may be given several times"),
+    Setting("trusted-proxy", "list", "address or CIDR of a proxy whose X-Forwarded-For is believed; may be given several times"),
     Setting("max-body", "int", "largest request body in bytes", default=DEFAULT_MAX_BODY, min=1024, max=1 << 28),
     Setting("max-queue", "int", "requests that may wait for a slot before new ones get 503", default=256, min=0, max=100_000),
+    Setting(
+        "max-queue-tokens",
+        "int",
+        "prompt tokens that may wait for a slot before new ones get 503; 0 is no limit",
+        default=DEFAULT_QUEUE_TOKENS,
+        min=0,
+        max=1 << 40,
+    ),
+    Setting(
+        "max-waiting-per-client",
+        "int",
+        "requests of one client that may wait for a slot before it gets 429; 0 is no limit",
+        default=0,
+        min=0,
+        max=100_000,
+    ),
+    Setting(
+        "tokens-per-minute",
+        "int",
+        "prompt and answer tokens that one client may use in a minute before it gets 429; 0 is no limit",
+        default=0,
+        min=0,
+        max=1 << 40,
+    ),
+    Setting("queue-timeout", "float", "seconds that a request may wait for a slot; 0 is no limit", default=0.0, min=0, max=MAX_DEADLINE_S),
+    Setting("request-timeout", "float", "seconds that a request may take in all; 0 is no limit", default=0.0, min=0, max=MAX_DEADLINE_S),
     Setting("drain-timeout", "float", "seconds that running requests may go on after SIGTERM", default=0.0, min=0, max=86_400),
 )
 
@@ -152,23 +234,6 @@ ANSWER_SETTINGS: Final = (
     Setting("system", "str", "system prompt of the terminal chat or of `run`"),
     Setting("max-tokens", "int", "longest answer at the terminal in tokens (default: until the slot is full)", min=1, max=1 << 30),
 )
-
-
-def read_api_keys(keys: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
-    """Join keys given as options with those of a file (one a line, `#` starts a comment). Raises ConfigError."""
-    found = list(keys)
-    if file is not None:
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"The API key file {file} cannot be read: {error}") from error
-        found += [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-        if not found:
-            raise ConfigError(f"The API key file {file} holds no key")
-    for key in found:
-        if not key.isascii() or not key.isprintable() or not key or " " in key:
-            raise ConfigError("An API key must be of printable ASCII characters without spaces")
-    return tuple(dict.fromkeys(found))
 
 
 def parse_gpu_layers(text: str) -> int | None:

@@ -10,13 +10,15 @@ RunnerError
 ├── MethodNotAllowed            method_not_allowed           405
 ├── BodyTooLarge                request_too_large            413
 ├── UnsupportedMediaType        unsupported_media_type       415
-├── RequestCancelled            request_cancelled            499   only in logs and streams: its client has left
+├── RateLimited                 rate_limit_exceeded          429   `retry_after_s`
+├── RequestCancelled            request_cancelled            499   its client has left, or somebody took it back
 ├── InternalError               internal_error               500
 ├── EngineCrashed               engine_crashed               500   the request ran at two engine deaths
 ├── Overloaded                  server_overloaded            503   `retry_after_s`
 ├── EngineStopped               engine_stopped               503
 ├── Loading                     loading                      503   `retry_after_s`
 ├── Draining                    draining                     503
+├── TimedOut                    timeout                      504
 ├── ConfigError                 config_error                 ---   an option or a file that the person at the terminal can mend
 └── ModelError                  model_error                  ---   the model cannot be used
     └── ModelDamaged            model_damaged                ---   truncated, altered or not a model file at all
@@ -32,7 +34,7 @@ class RunnerError(Exception):
     """The base of all errors that a caller, a client or the world can cause. `str(error)` is one sentence."""
 
     code: ClassVar[str] = "internal_error"
-    type: ClassVar[str] = "server_error"
+    type: str = "server_error"
     status: ClassVar[int] = 500
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None, hint: str | None = None) -> None:
@@ -112,8 +114,23 @@ class UnsupportedMediaType(RunnerError):
     status = 415
 
 
+class RateLimited(RunnerError):
+    """A client is over a bound of its own."""
+
+    code = "rate_limit_exceeded"
+    type = "requests"
+    status = 429
+
+    @classmethod
+    def in_tokens(cls, message: str, *, retry_after_s: float) -> "RateLimited":
+        """What is over the bound is tokens; OpenAI says so in the `type`."""
+        error = cls(message, retry_after_s=retry_after_s)
+        error.type = "tokens"
+        return error
+
+
 class RequestCancelled(RunnerError):
-    """The client left or took its request back."""
+    """The client left, or somebody took its request back."""
 
     code = "request_cancelled"
     type = "invalid_request_error"
@@ -156,6 +173,13 @@ class Draining(RunnerError):
 
     code = "draining"
     status = 503
+
+
+class TimedOut(RunnerError):
+    """The request waited or took longer than it may."""
+
+    code = "timeout"
+    status = 504
 
 
 class ConfigError(RunnerError):

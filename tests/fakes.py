@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from runner.config import SamplingDefaults
@@ -60,6 +61,7 @@ class Reply:
     n_cached: int = 3
     dies_after: int | None = None
     accept_gate: asyncio.Event | None = None
+    place_gate: asyncio.Event | None = None
     text_gate: asyncio.Event | None = None
     end_gate: asyncio.Event | None = None
 
@@ -83,6 +85,9 @@ class FakeEngineClient(EngineClient):
         self.state = EngineState.READY
         self.info: ModelInfo | None = info or model_info()
         self.snapshot: Snapshot | None = None
+        self.queue: list[str] = []
+        self.n_snapshots = 0
+        self.on_snapshot: Callable[[], None] = lambda: None
         self.load_fraction = 1.0
         self.n_restarts = 0
         self.submits: list[Submit] = []
@@ -133,6 +138,14 @@ class FakeEngineClient(EngineClient):
         """Requests that have not ended."""
         return len(self._runs)
 
+    def tell(self, snapshot: Snapshot) -> None:
+        """A snapshot comes, as from the engine."""
+        self.snapshot = snapshot
+        self.n_snapshots += 1
+        if snapshot.queue is not None:
+            self.queue = snapshot.queue
+        self.on_snapshot()
+
     async def close(self) -> None:
         """End what lives with EngineStopped."""
         self.state = EngineState.CLOSED
@@ -146,6 +159,9 @@ class FakeEngineClient(EngineClient):
             self._fail(run, reply.refuse)
             return
         run.sink.on_accepted(reply.n_prompt)
+        if reply.place_gate is not None:
+            await reply.place_gate.wait()
+        run.sink.on_placed()
         await _pass(reply.text_gate)
         if reply.dies_after is not None:
             await self._say(run, reply.texts[: reply.dies_after])
@@ -155,6 +171,7 @@ class FakeEngineClient(EngineClient):
             self.n_restarts += 1
             run.n_completion = 0
             run.sink.on_accepted(reply.n_prompt)
+            run.sink.on_placed()
         await self._say(run, reply.texts)
         await _pass(reply.end_gate)
         if reply.fail is not None:

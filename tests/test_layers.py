@@ -1,4 +1,4 @@
-"""Imports point down only: cli → api | terminal | web | bench → serving → llama → engine → bundle | config | log → errors."""
+"""Imports point down only: cli → api | terminal | web | bench | simulate → serving → llama → engine → bundle | config | log → errors."""
 
 import ast
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ LAYERS = (
     ("engine",),
     ("llama",),
     ("serving",),
-    ("api", "terminal", "web", "bench"),
+    ("api", "terminal", "web", "bench", "simulate"),
     ("cli",),
 )
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-SURFACES = {"api", "terminal", "web", "bench"}
+SURFACES = {"api", "terminal", "web", "bench", "simulate"}
 IMPURE = {"asyncio", "threading", "time", "random", "os", "llama_cpp", "ctypes", "subprocess", "socket", "logging", "pathlib", "datetime"}
 
 FILES = sorted(RUNNER.rglob("*.py"))

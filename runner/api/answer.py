@@ -5,20 +5,25 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Final
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 
 from runner.api.access import AccessEntry
 from runner.api.call import Call
 from runner.api.call import Choice as Sequence
+from runner.api.deadlines import TIMEOUT_HEADER, deadlines
 from runner.api.errors import error_json
 from runner.api.front import Front
+from runner.api.identity import CLIENT, PART_HEADER
+from runner.api.notices import NOTICES_HEADER, wants_notices
 from runner.api.parameters import Generation
 from runner.api.responses import Answer, Choice, Result, Shape, timings, usage
 from runner.api.sse import DONE, EventStream, event
-from runner.errors import InternalError, RunnerError
+from runner.errors import InternalError, RequestCancelled, RunnerError
 
 ENTRY: Final = web.RequestKey("entry", AccessEntry)
 _LOG: Final = logging.getLogger("slotfile.api")
@@ -31,25 +36,37 @@ async def answer(front: Front, request: web.Request, generation: Generation, sha
     Nothing is sent before every prompt is known to fit, so what the client did wrong still has a status of its own. When
     the client leaves, this task is cancelled, and the engine hears of it at once.
     """
-    call = front.start(generation, request[ENTRY])
+    entry = request[ENTRY]
+    generation = _signed(generation, request)
+    limits = deadlines(front.config, generation.timeout_s, request.headers.get(TIMEOUT_HEADER), entry.started_at)
+    has_notices = wants_notices(request.headers.get(NOTICES_HEADER))
+    call = front.start(generation, entry, limits)
     try:
         await call.accepted()
         writer = _Writer(front, generation, shape)
         if generation.is_stream:
-            return await _stream(request, call, writer)
+            return await _stream(front, request, call, writer, has_notices=has_notices)
         await call.done()
         return web.Response(body=writer.whole(call), content_type="application/json")
     finally:
         call.cancel()
 
 
-async def _stream(request: web.Request, call: Call, writer: "_Writer") -> web.StreamResponse:
+def _signed(generation: Generation, request: web.Request) -> Generation:
+    """With the owner whose share it is charged to, and the tier that this client is given."""
+    client = request[CLIENT]
+    owner = client.owner(request.headers.get(PART_HEADER), generation.user)
+    return msgspec.structs.replace(generation, owner=owner, tier=client.tier(generation.tier))
+
+
+async def _stream(front: Front, request: web.Request, call: Call, writer: "_Writer", *, has_notices: bool) -> web.StreamResponse:
     """Send the headers, then let the call's callbacks write; this task sleeps until the end."""
-    stream = EventStream(request)
+    stream = EventStream(request, lambda n_unread: _give_up(front, request[ENTRY].request_id, call, n_unread))
     try:
         await stream.open(writer.openings())
         _connect(call, stream, writer)
-        await call.done()
+        with front.notices.told_to(stream, call) if has_notices else nullcontext():
+            await call.done()
         stream.write(writer.closing(call))
     except RunnerError as error:  # too late for a status: an error event, and no [DONE]
         _break_off(request, stream, error)
@@ -60,6 +77,13 @@ async def _stream(request: web.Request, call: Call, writer: "_Writer") -> web.St
         _LOG.exception("id=%s a stream failed", request[ENTRY].request_id)
         _break_off(request, stream, InternalError("The server failed to answer this request"))
     return await stream.close()
+
+
+def _give_up(front: Front, request_id: str, call: Call, n_unread: int) -> None:
+    """The client does not read: what it would be sent is not worth a slot."""
+    front.metrics.slow_reader()
+    _LOG.warning("id=%s its client does not read: %d bytes lie there, and it is cut off", request_id, n_unread)
+    call.fail(RequestCancelled("The client did not read its answer"))
 
 
 def _break_off(request: web.Request, stream: EventStream, error: RunnerError) -> None:
@@ -90,13 +114,16 @@ class _Writer:
         self._created = int(time.time())
         self._model = front.model().name
         self._fingerprint = front.fingerprint
+        self._tier = generation.service_tier if generation.tells_tier else UNSET
 
     def whole(self, call: Call) -> bytes:
         """The body of an answer that is not streamed."""
         results = _results(call)
         choices = [self._shape.whole(result) for result in results]
         whole = self._answer(self._shape.object_name, choices)
-        return msgspec.json.encode(msgspec.structs.replace(whole, usage=usage(results, self._generation.n), timings=timings(results)))
+        return msgspec.json.encode(
+            msgspec.structs.replace(whole, usage=usage(results, self._generation.n), timings=timings(results), service_tier=self._tier)
+        )
 
     def openings(self) -> bytes:
         """The first chunk of every choice."""
@@ -118,7 +145,7 @@ class _Writer:
         result = _result(sequence)
         chunk = self._chunk(self._shape.ending(result.index, result.finish_reason))
         own = timings([result] if self._generation.n_choices == 1 else [])
-        return event(msgspec.json.encode(msgspec.structs.replace(chunk, timings=own)))
+        return event(msgspec.json.encode(msgspec.structs.replace(chunk, timings=own, service_tier=self._tier)))
 
     def closing(self, call: Call) -> bytes:
         """What follows the last choice's end: the usage, if it was asked for, and the mark."""

@@ -18,12 +18,13 @@ from typing import Final
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
-from runner.api import chat_completions, completions, status
+from runner.api import chat_completions, completions, live, status
 from runner.api.access import REQUEST_ID_HEADER, AccessEntry
 from runner.api.answer import ENTRY
 from runner.api.errors import error_response, from_http
 from runner.api.front import Front
 from runner.api.guard import Guard
+from runner.api.identity import CLIENT
 from runner.errors import InternalError, RunnerError
 
 _LOG: Final = logging.getLogger("slotfile.api")
@@ -49,6 +50,9 @@ ROUTES: Final = (
     Route("POST", "/v1/completions", completions.completions),
     Route("GET", "/v1/models", status.models),
     Route("GET", "/v1/models/{id:.+}", status.model),
+    Route("GET", "/v1/queue", live.queue),
+    Route("GET", "/v1/requests", live.requests),
+    Route("DELETE", "/v1/requests/{id:.+}", live.cancel),
     Route("GET", "/slots", status.slots),
     Route("GET", "/metrics", status.metrics, needs_model=False),
     Route("GET", "/health", status.health, needs_key=False, needs_model=False),
@@ -115,7 +119,7 @@ class _Edge:
             return await self._preflight(request, handler)
         route = self._route(request)
         if route is None or route.needs_key:
-            self._guard.check_key(request)
+            request[CLIENT] = self._front.identities.client(self._guard.check_key(request), request)
         if route is not None:
             self._guard.check_body(request)
             if route.needs_model:
@@ -137,6 +141,8 @@ class _Edge:
         headers.update(self._guard.response_headers(request))
         if (entry := request.get(ENTRY)) is not None:
             headers[REQUEST_ID_HEADER] = entry.request_id
+        if request.method == "POST" and (client := request.get(CLIENT)) is not None:
+            headers.update(self._front.bounds.headers(client.name))
 
     def _refuse(self, request: web.Request, error: RunnerError) -> web.Response:
         request[ENTRY].error = error

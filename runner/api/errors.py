@@ -15,6 +15,7 @@ from runner.errors import (
     MethodNotAllowed,
     NotFound,
     RunnerError,
+    TimedOut,
     Unauthorized,
 )
 
@@ -72,7 +73,7 @@ def _headers(error: RunnerError) -> dict[str, str]:
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    if isinstance(error, EngineCrashed):
+    if isinstance(error, EngineCrashed | TimedOut):  # its time is over; OpenAI's clients would ask again at once
         headers["x-should-retry"] = "false"
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = 'Bearer realm="slotfile"'

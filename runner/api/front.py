@@ -4,24 +4,38 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
 
 from runner.api.access import AccessEntry
+from runner.api.bounds import Bounds
 from runner.api.call import Call
+from runner.api.deadlines import Deadlines
+from runner.api.identity import Identities
 from runner.api.metrics import Metrics
+from runner.api.notices import Notices
 from runner.api.parameters import Generation
 from runner.config import ServerConfig
-from runner.errors import Draining, EngineStopped, InvalidRequest, Loading, Overloaded, RunnerError
+from runner.engine.order import Tier
+from runner.errors import Draining, EngineStopped, Loading, RunnerError
 from runner.serving.client import EngineClient, EngineState
 from runner.serving.protocol import ModelInfo
 
 APP_NAME: Final = "slotfile"
 LOADING_RETRY_S: Final = 1.0
-OVERLOAD_RETRY_S: Final = 2.0
-# Prompts are kept until their request ends: it may have to be given to another engine.
-MAX_LIVE_BYTES: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCall:
+    """A call that the engine has not finished with, and whose it is. `began_at`: when its HTTP request came."""
+
+    call: Call
+    request_id: str
+    client: str
+    tier: Tier
+    began_at: float
 
 
 class Front:
@@ -32,11 +46,13 @@ class Front:
         self.client = client
         self.version = version
         self.metrics = Metrics(client)
+        self.bounds = Bounds(config, client)
+        self.notices = Notices(client, self.bounds.estimate_s)
+        self.identities = Identities.of(config)
         self.started_at = int(time.time())
         self.on_request: Callable[[web.BaseRequest], None] = lambda request: None
         self.is_draining = False
-        self._calls: set[Call] = set()
-        self._n_live_bytes = 0
+        self._calls: dict[Call, LiveCall] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._numbers = itertools.count(1)
@@ -51,6 +67,11 @@ class Front:
         """Calls that the engine has not finished with."""
         return len(self._calls)
 
+    @property
+    def live(self) -> list[LiveCall]:
+        """Those calls in order of arrival, without the ones that have failed and of which the engine only has to hear."""
+        return [live for live in self._calls.values() if live.call.error is None]
+
     def model(self) -> ModelInfo:
         """The loaded model. Raises Loading until there is one, EngineStopped once the engine is given up."""
         if self.client.state in (EngineState.FAILED, EngineState.CLOSED):
@@ -60,18 +81,20 @@ class Front:
             raise Loading(f"The model is being loaded ({percent} %)", retry_after_s=LOADING_RETRY_S)
         return self.client.info
 
-    def start(self, generation: Generation, entry: AccessEntry) -> Call:
-        """Hand a generation to the engine. Raises Draining, Overloaded; later errors come out of the call."""
-        self._admit(generation)
-        call = Call(self.client, self.metrics.choice_over)
+    def start(self, generation: Generation, entry: AccessEntry, deadlines: Deadlines) -> Call:
+        """Hand a generation to the engine. Raises Draining and what `Bounds.admit` raises; later errors come out of the call."""
+        if self.is_draining:
+            raise Draining("The server is going down and takes no new requests")
+        self.bounds.admit(generation, self.model().n_slots)
+        call = Call(self.client, self.metrics.choice_over, self.bounds.changed, deadlines)
         entry.call = call
-        self._calls.add(call)
+        self._calls[call] = LiveCall(call, entry.request_id, generation.owner.client, generation.tier, entry.started_at)
         self._is_idle.clear()
         # The number makes an id unique that a client may use twice; the engine's log shows both.
         ids = [f"{entry.request_id}#{next(self._numbers)}" for _ in range(generation.n_choices)]
         call.start([generation.submit(choice, request_id) for choice, request_id in enumerate(ids)])
-        self._n_live_bytes += generation.n_bytes * generation.n
-        call.when_over(lambda: self._forget(call, generation.n_bytes * generation.n))
+        self.bounds.began(call, generation)
+        call.when_over(lambda: self._forget(call, generation))
         return call
 
     async def idle(self, timeout_s: float) -> bool:
@@ -87,24 +110,8 @@ class Front:
         for call in list(self._calls):
             call.fail(error)
 
-    def _admit(self, generation: Generation) -> None:
-        """Keep the queue bounded, in requests and in bytes: whoever is beyond it hears so at once."""
-        if self.is_draining:
-            raise Draining("The server is going down and takes no new requests")
-        n_new, n_slots, max_queue = generation.n_choices, self.model().n_slots, self.config.max_queue
-        if n_new > n_slots + max_queue:
-            param = "n" if generation.n > 1 else "prompt"
-            raise InvalidRequest(f"This request asks for {n_new} answers; slots and queue hold {n_slots + max_queue}", param=param)
-        n_waiting = max(0, self.client.n_live - n_slots)
-        if self.client.n_live + n_new > n_slots + max_queue:
-            raise Overloaded(f"{n_waiting} requests are waiting; the queue holds {max_queue}", retry_after_s=OVERLOAD_RETRY_S)
-        n_bytes = self._n_live_bytes + generation.n_bytes * generation.n
-        if self._n_live_bytes and n_bytes > MAX_LIVE_BYTES:
-            text = f"All prompts together would have {n_bytes:,} bytes; the limit is {MAX_LIVE_BYTES:,}"
-            raise Overloaded(text, retry_after_s=OVERLOAD_RETRY_S)
-
-    def _forget(self, call: Call, n_bytes: int) -> None:
-        self._calls.discard(call)
-        self._n_live_bytes -= n_bytes
+    def _forget(self, call: Call, generation: Generation) -> None:
+        del self._calls[call]
+        self.bounds.over(call, generation)
         if not self._calls:
             self._is_idle.set()

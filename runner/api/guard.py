@@ -19,7 +19,7 @@ from aiohttp import hdrs, web
 
 from runner.api.access import REQUEST_ID_HEADER
 from runner.api.errors import shown
-from runner.config import ServerConfig
+from runner.config import ApiKey, ServerConfig
 from runner.errors import BodyTooLarge, ConfigError, Forbidden, Unauthorized, UnsupportedMediaType
 
 PREFLIGHT_MAX_AGE_S: Final = 600
@@ -60,7 +60,7 @@ class Guard:
 
     def __init__(self, config: ServerConfig, *, is_loopback: bool) -> None:
         """Raises ConfigError for an origin or host name that could never match."""
-        self._key_digests = [hashlib.sha256(key.encode()).digest() for key in config.api_keys]
+        self._keys = [(hashlib.sha256(key.secret.encode()).digest(), key) for key in config.keys]
         self._max_body_bytes = config.max_body_bytes
         self._exposed_headers = f"{REQUEST_ID_HEADER}, Retry-After"
         self._is_loopback = is_loopback
@@ -91,19 +91,20 @@ class Guard:
         if origin is None and request.headers.get("Sec-Fetch-Site", "none").lower() in ("cross-site", "same-site"):
             raise Forbidden("Web pages of other origins may not use this server; --cors-origin allows an origin")
 
-    def check_key(self, request: web.Request) -> None:
+    def check_key(self, request: web.Request) -> ApiKey | None:
         """Ask for one of the keys where there are any; every key is compared, in constant time. Raises Unauthorized."""
-        if not self._key_digests:
-            return
+        if not self._keys:
+            return None
         scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
         digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._key_digests]
-        if scheme.lower() != "bearer" or not any(matches):
+        matches = [key for known, key in self._keys if hmac.compare_digest(digest, known)]
+        if scheme.lower() != "bearer" or not matches:
             raise Unauthorized("Send an API key of this server in the header 'Authorization: Bearer KEY'")
+        return matches[0]
 
     def check_body(self, request: web.Request) -> None:
         """Take only bodies that say they are JSON and are not over the limit. Raises UnsupportedMediaType, BodyTooLarge."""
-        if request.method in _SAFE_METHODS:
+        if request.method in _SAFE_METHODS or request.method == "DELETE":  # which has none, and which no form can send
             return
         kind = request.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
         if kind != "application/json":

@@ -57,7 +57,7 @@ def is_loopback(sockets: list[socket.socket]) -> bool:
 
 def exposure_warning(config: ServerConfig, sockets: list[socket.socket]) -> str | None:
     """A sentence for the person who opens the server to the network without a key, else None."""
-    if config.api_keys or is_loopback(sockets):
+    if config.keys or is_loopback(sockets):
         return None
     where = ", ".join(sorted({str(sock.getsockname()[0]) for sock in sockets}))
     return f"Everyone who can reach {where} can use this server: no API key is set (--api-key)"

@@ -5,7 +5,7 @@ from typing import Final
 
 from runner.api.call import Choice
 from runner.api.exposition import Counter, Family, Histogram, counter, gauge, histogram, render
-from runner.errors import RequestCancelled
+from runner.errors import RequestCancelled, RunnerError
 from runner.serving.client import EngineClient, EngineState
 from runner.serving.protocol import Finished, Snapshot
 from runner.serving.timings import ITL_BUCKETS_S
@@ -22,6 +22,7 @@ ENGINE_COUNTERS: Final = {
     "n_prompt_rows": ("engine_prompt_rows", "Rows that computed a prompt"),
     "n_cached_tokens": ("engine_cached_tokens", "Prompt tokens that were not computed again"),
     "n_moves": ("engine_slot_moves", "Sequences moved to another slot"),
+    "n_parks": ("engine_parks", "Sequences that gave up their slot to another"),
     "decode_s": ("engine_decode_seconds", "Time in llama_decode"),
     "sample_s": ("engine_sample_seconds", "Time in samplers"),
     "move_s": ("engine_move_seconds", "Time moving cells"),
@@ -36,6 +37,7 @@ class Metrics:
         self._client = client
         self._kept: list[Counter | Histogram] = []
         self._http = self._counter("http_requests", "HTTP requests", "method", "route", "status")
+        self._slow = self._counter("slow_readers", "Clients that were cut off because they did not read their answer")
         self._success = self._counter("request_success", "Sequences that ended well", "finished_reason")
         self._failure = self._counter("request_failure", "Sequences that failed or were cancelled", "code")
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of sequences that ended")
@@ -47,6 +49,9 @@ class Metrics:
         self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to end", _SECONDS)
         self._queue = self._histogram("request_queue_time_seconds", "Arrival to a slot", _SECONDS)
         self._prefill = self._histogram("request_prefill_time_seconds", "Slot to first token", _SECONDS)
+        self._parked = self._histogram(
+            "request_parked_time_seconds", "Time without a slot after the first, of those that were parked", _SECONDS
+        )
         self._decode = self._histogram("request_decode_time_seconds", "First token to end", _SECONDS)
         self._prompt_sizes = self._histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
         self._answer_sizes = self._histogram("request_generation_tokens", "Tokens generated for a request", _TOKENS)
@@ -56,13 +61,17 @@ class Metrics:
         if choice.error is not None:
             self._failure.inc(choice.error.code)
         if choice.finished is not None:
-            self._count_end(choice.finished)
+            self._count_end(choice.finished, choice.call.error)
             self._count_tokens(choice.finished)
             self._observe_times(choice.finished)
 
     def http_request(self, method: str, route: str, status: int) -> None:
         """Count one HTTP request; `route` is a pattern of ours, never a path that a client chose."""
         self._http.inc(method if method in _METHODS else "other", route, str(status))
+
+    def slow_reader(self) -> None:
+        """Count a client that was cut off because it did not read."""
+        self._slow.inc()
 
     def render(self) -> bytes:
         """The text that Prometheus reads."""
@@ -78,9 +87,9 @@ class Metrics:
             yield from _counter_metrics(client.snapshot)
         yield from (kept.family() for kept in self._kept)
 
-    def _count_end(self, end: Finished) -> None:
-        if end.reason == "cancelled":
-            self._failure.inc(RequestCancelled.code)
+    def _count_end(self, end: Finished, error: RunnerError | None) -> None:
+        if end.reason == "cancelled":  # by its client, or for an error of the whole call such as a deadline
+            self._failure.inc((error or RequestCancelled).code)
         else:
             self._success.inc(end.reason)
 
@@ -103,6 +112,8 @@ class Metrics:
             self._first.observe(at.first_token_at - at.arrived_at)
             self._prefill.observe(at.first_token_at - at.admitted_at)
             self._decode.observe(at.finished_at - at.first_token_at)
+        if at.parked_s:
+            self._parked.observe(at.parked_s)
             if end.n_completion > 1:
                 self._per_token.observe((at.finished_at - at.first_token_at) / (end.n_completion - 1))
 
@@ -122,6 +133,9 @@ def _slot_metrics(client: EngineClient) -> Iterator[Family]:
     n_running = sum(slot.state != "idle" for slot in slots)
     yield gauge("slotfile_requests_running", "Sequences that hold a slot", n_running)
     yield gauge("slotfile_requests_waiting", "Sequences that wait for a slot", max(0, client.n_live - n_running))
+    if client.snapshot is not None:
+        yield gauge("slotfile_requests_parked", "Sequences that gave up their slot and wait for the next", client.snapshot.n_parked)
+        yield gauge("slotfile_kv_parked_bytes", "Host memory that their cells take", client.snapshot.parked_bytes)
     if client.info is not None:
         n_cells = client.info.n_slots * client.info.n_ctx_slot
         usage = sum(slot.n_cells for slot in slots) / n_cells

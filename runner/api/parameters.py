@@ -1,7 +1,8 @@
 """The fields that chat and text completions share, checked and turned into what the engine takes.
 
 What is accepted beyond OpenAI: `top_k` (-1 and 0 are off), `min_p`, `repeat_penalty`, `repeat_last_n` (-1 is the whole
-context), `ignore_eos`, `cache_prompt`. What is narrower: `seed` is 0 to 2^63 - 1, `n` is 1 to 8, `stop` takes 16 texts.
+context), `ignore_eos`, `cache_prompt`, `priority` (lower goes first), `timeout` (seconds). What is narrower: `seed` is 0 to
+2^63 - 1, `n` is 1 to 8, `stop` takes 16 texts.
 """
 
 from typing import Final, TypeVar
@@ -11,6 +12,8 @@ import msgspec
 from runner.api.admission import admit_prompts
 from runner.api.errors import shown
 from runner.api.schemas import GenerationBody, plain
+from runner.config import MAX_DEADLINE_S
+from runner.engine.order import NOBODY, Owner, Tier
 from runner.engine.sampling import SamplingParams
 from runner.errors import InvalidRequest
 from runner.serving.protocol import ModelInfo, Prompt, Submit
@@ -34,7 +37,19 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "n": (1, MAX_N),
     "max_tokens": (1, float("inf")),
     "max_completion_tokens": (1, float("inf")),
+    "priority": (-(2**31), 2**31 - 1),
+    "timeout": (0, MAX_DEADLINE_S),
 }
+
+# OpenAI's `service_tier`; it has no batch tier in these fields. `auto` and `default` are the same here.
+SERVICE_TIERS: Final = {
+    "priority": Tier.HIGH,
+    "default": Tier.NORMAL,
+    "auto": Tier.NORMAL,
+    "flex": Tier.LOW,
+    "batch": Tier.BATCH,
+}
+FIRST_BATCH_PRIORITY: Final = 10
 
 _NOTHING: Final[tuple[object, ...]] = (False, [], {}, "")
 # Fields with an effect that this server does not have, and the values with which they have none.
@@ -61,7 +76,10 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A request body after all checks. Choice `i` of the answer belongs to prompt `i // n`; `n_bytes` are those of all prompts."""
+    """A request body after all checks. Choice `i` of the answer belongs to prompt `i // n`; `n_bytes` are those of all prompts.
+
+    `tier` is the one asked for until the request's client is known, which sets `owner` too. `tells_tier`: the answer names it.
+    """
 
     prompts: list[Prompt]
     n_bytes: int
@@ -74,6 +92,16 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool
     cache_prompt: bool
     echo: bool = False
+    tier: Tier = Tier.NORMAL
+    tells_tier: bool = False
+    user: str = ""
+    owner: Owner = NOBODY
+    timeout_s: float = 0.0
+
+    @property
+    def service_tier(self) -> str:
+        """OpenAI's name of the tier."""
+        return next(name for name, tier in SERVICE_TIERS.items() if tier is self.tier)
 
     @property
     def n_choices(self) -> int:
@@ -92,6 +120,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
             ignore_eos=self.ignore_eos,
             cache_prompt=self.cache_prompt,
             echo=self.echo,
+            tier=self.tier,
+            owner=self.owner,
         )
 
 
@@ -116,6 +146,10 @@ def generation(body: GenerationBody, prompts: list[Prompt], info: ModelInfo, *, 
         ignore_eos=bool(body.ignore_eos),
         cache_prompt=body.cache_prompt is not False,
         echo=echo,
+        tier=_tier(body),
+        tells_tier=body.service_tier is not None or body.priority is not None,
+        user=body.user or "",
+        timeout_s=body.timeout or 0.0,
     )
 
 
@@ -139,6 +173,18 @@ def _instead(harmless: tuple[object, ...]) -> str:
     """What is accepted, where that is more than nothing."""
     values = [msgspec.json.encode(value).decode() for value in harmless if value]
     return f", except {' and '.join(values)}" if values else ""
+
+
+def _tier(body: GenerationBody) -> Tier:
+    """`priority` counts where both are given: it is the finer of the two."""
+    named = SERVICE_TIERS.get("auto" if body.service_tier is None else body.service_tier)
+    if named is None:
+        raise InvalidRequest(f"'service_tier' is {shown(body.service_tier)!r}; it takes {', '.join(SERVICE_TIERS)}", param="service_tier")
+    if body.priority is None:
+        return named
+    if body.priority <= 0:
+        return Tier.HIGH if body.priority < 0 else Tier.NORMAL
+    return Tier.LOW if body.priority < FIRST_BATCH_PRIORITY else Tier.BATCH
 
 
 def _sampling(body: GenerationBody, info: ModelInfo) -> SamplingParams:

@@ -1,6 +1,6 @@
 """Answers as the wire has them: OpenAI's objects, field by field.
 
-`timings` (llama.cpp's name and fields, plus `queue_ms`) is an addition that OpenAI's clients ignore.
+`timings` (llama.cpp's name and fields, plus `queue_ms`, `parked_ms`, `ttft_ms` and `total_ms`) is an addition that OpenAI's clients ignore.
 """
 
 from typing import Literal, Protocol
@@ -29,7 +29,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Where one answer's time went, in milliseconds."""
+    """Where one answer's time went, in milliseconds. Time without a slot, `parked_ms`, is part of `prompt_ms` or `predicted_ms`."""
 
     cache_n: int
     prompt_n: int
@@ -40,6 +40,9 @@ class Timings(msgspec.Struct, frozen=True):
     predicted_per_token_ms: float
     predicted_per_second: float
     queue_ms: float
+    parked_ms: float
+    ttft_ms: float
+    total_ms: float
 
 
 class AssistantMessage(msgspec.Struct, frozen=True):
@@ -88,7 +91,7 @@ Choice = ChatChoice | ChatChunkChoice | TextChoice
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer or one chunk of it; `usage` and `timings` are left out where UNSET."""
+    """A whole answer or one chunk of it; what is UNSET is left out."""
 
     id: str
     object: str
@@ -98,6 +101,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[Choice]
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
+    service_tier: str | UnsetType = UNSET
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -161,6 +165,9 @@ def timings(results: list[Result]) -> Timings | UnsetType:
         predicted_per_token_ms=_ms(decode_s / n_gaps) if n_gaps else 0.0,
         predicted_per_second=_per(n_gaps, decode_s),
         queue_ms=_ms(max(0.0, at.admitted_at - at.arrived_at)),
+        parked_ms=_ms(at.parked_s),
+        ttft_ms=_ms(max(0.0, first_token_at - at.arrived_at)),
+        total_ms=_ms(max(0.0, at.finished_at - at.arrived_at)),
     )
 
 

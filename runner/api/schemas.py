@@ -44,6 +44,10 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     cache_prompt: bool | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    priority: int | None = None
+    timeout: float | None = None
 
     grammar: Raw = _NULL
     json_schema: Raw = _NULL

@@ -75,7 +75,7 @@ class Server:
         """Answer from now on. The sockets have been listening since `bind`, so nobody was refused before."""
         await self._runner.setup()
         assert self._runner.server is not None
-        connections = Connections(self._runner.server, room_for_connections())
+        connections = Connections(self._runner.server, room_for_connections(), on_slow=self._front.metrics.slow_reader)
         self._front.on_request = connections.began
         self._sweeper = asyncio.create_task(connections.sweep())
         loop = asyncio.get_running_loop()

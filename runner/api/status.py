@@ -78,14 +78,14 @@ async def health(front: Front, request: web.Request) -> web.Response:
     """200 once the model answers and until the server goes down; 503 before and after."""
     if front.is_draining:
         gone = Draining("The server is going down and takes no new requests")
-        return _json(Health("draining", ErrorDetail(gone.message, gone.type, None, gone.code)), status=gone.status)
+        return json_response(Health("draining", ErrorDetail(gone.message, gone.type, None, gone.code)), status=gone.status)
     front.model()
-    return _json(Health("restarting" if front.client.state is EngineState.RESTARTING else "ok"))
+    return json_response(Health("restarting" if front.client.state is EngineState.RESTARTING else "ok"))
 
 
 async def models(front: Front, request: web.Request) -> web.Response:
     """The one model."""
-    return _json(ModelList([_model(front)]))
+    return json_response(ModelList([_model(front)]))
 
 
 async def model(front: Front, request: web.Request) -> web.Response:
@@ -93,20 +93,25 @@ async def model(front: Front, request: web.Request) -> web.Response:
     name = request.match_info["id"]
     if name != front.model().name:
         raise ModelNotFound(f"The model {shown(name)!r} is not served here; {front.model().name!r} is", param="model")
-    return _json(_model(front))
+    return json_response(_model(front))
 
 
 async def slots(front: Front, request: web.Request) -> web.Response:
     """What each slot does."""
     info, snapshot = front.model(), front.client.snapshot
+    n_waiting = snapshot.n_waiting if snapshot is not None else 0
+    return json_response(Slots(info.n_slots, info.n_ctx_slot, n_waiting, slot_list(front)))
+
+
+def slot_list(front: Front) -> list[Slot]:
+    """All slots as of the engine's last snapshot. Raises what `Front.model` raises."""
+    info, snapshot = front.model(), front.client.snapshot
     if snapshot is None:
-        idle = [Slot(slot_id, "idle", None, 0, 0, 0, 0) for slot_id in range(info.n_slots)]
-        return _json(Slots(info.n_slots, info.n_ctx_slot, 0, idle))
-    states = [
+        return [Slot(slot_id, "idle", None, 0, 0, 0, 0) for slot_id in range(info.n_slots)]
+    return [
         Slot(slot.slot_id, slot.state, slot.request_id or None, slot.n_cells, slot.n_prompt, slot.n_cached, slot.n_decoded)
         for slot in snapshot.slots
     ]
-    return _json(Slots(info.n_slots, info.n_ctx_slot, snapshot.n_waiting, states))
 
 
 async def metrics(front: Front, request: web.Request) -> web.Response:
@@ -122,6 +127,8 @@ async def index(front: Front, request: web.Request) -> web.Response:
         "POST /v1/completions",
         "GET /v1/models",
         "GET /health",
+        "GET /v1/queue",
+        "GET /v1/requests",
         "GET /slots",
         "GET /metrics",
     )
@@ -139,5 +146,6 @@ def _model(front: Front) -> Model:
     return Model(id=info.name, created=front.started_at, meta=meta)
 
 
-def _json(value: msgspec.Struct, status: int = 200) -> web.Response:
+def json_response(value: msgspec.Struct, status: int = 200) -> web.Response:
+    """A value as the body of an answer."""
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")

@@ -22,6 +22,13 @@ class Stream:
     stamps: list[float] = field(default_factory=list)
     n_tokens: int = 0
     status: int = 0
+    parked_s: float = 0.0
+    total_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds to the first text."""
+        return self.stamps[0] - self.asked_at
 
     @property
     def gaps(self) -> list[float]:
@@ -31,6 +38,11 @@ class Stream:
 
 class _Usage(msgspec.Struct):
     completion_tokens: int = 0
+
+
+class _Timings(msgspec.Struct):
+    parked_ms: float = 0.0
+    total_ms: float = 0.0
 
 
 class _Delta(msgspec.Struct):
@@ -44,6 +56,7 @@ class _Choice(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
+    timings: _Timings | None = None
 
 
 _chunks = msgspec.json.Decoder(_Chunk)
@@ -107,10 +120,62 @@ class Load:
         begun = max(stream.stamps[0] for stream in streams)
         return [b - a for stream in streams for a, b in zip(stream.stamps, stream.stamps[1:], strict=False) if a >= begun]
 
-    async def stream(self, session: aiohttp.ClientSession, prompt: str, n_tokens: int) -> Stream:
-        """One streamed chat answer of exactly `n_tokens`."""
+    async def intruder(self, n_streams: int, n_words: int, seed: int) -> tuple[float, float]:
+        """Streams and, once all have begun, a prompt of `n_words`: the longest gap that a stream sees from then on, and its TTFT."""
+        async with self._session() as session:
+            begun = [asyncio.Event() for _ in range(n_streams)]
+            prompts = [f"Write a story about a {words(6, seed * 1000 + i)}." for i in range(n_streams)]
+            tasks = [asyncio.create_task(self.stream(session, p, 256, begun=event)) for p, event in zip(prompts, begun, strict=True)]
+            await asyncio.gather(*(event.wait() for event in begun))
+            intruder = await self.stream(session, words(n_words, seed), 4)
+            streams = await asyncio.gather(*tasks)
+        gaps = [b - a for stream in streams for a, b in zip(stream.stamps, stream.stamps[1:], strict=False) if b >= intruder.asked_at]
+        return max(gaps), intruder.ttft_s
+
+    async def burst(self, n_requests: int, n_tokens: int, seed: int) -> list[float]:
+        """All at once: the TTFT of each."""
+        async with self._session() as session:
+            prompts = [f"Write a story about a {words(6, seed * 1000 + i)}." for i in range(n_requests)]
+            streams = await asyncio.gather(*(self.stream(session, prompt, n_tokens) for prompt in prompts))
+        return [stream.ttft_s for stream in streams]
+
+    async def urgent(
+        self, n_others: int, n_tokens: int, seed: int, *, others: str | None, urgent: str | None
+    ) -> tuple[float, list[Stream]]:
+        """Requests of one `service_tier` and, half a second later, one of another: its TTFT, and the others."""
+        async with self._session() as session:
+            prompts = [f"Write a story about a {words(6, seed * 1000 + i)}." for i in range(n_others)]
+            tasks = [asyncio.create_task(self.stream(session, prompt, n_tokens, tier=others)) for prompt in prompts]
+            await asyncio.sleep(0.5)
+            one = await self.stream(session, f"Write a poem about a {words(6, seed)}.", 4, tier=urgent)
+            return one.ttft_s, list(await asyncio.gather(*tasks))
+
+    async def neighbours(self, keys: Sequence[str], greedy_key: str, n_greedy: int, n_tokens: int, seed: int) -> list[float]:
+        """`n_greedy` requests of one client at once, and, half a second later, one of each of `keys`: the TTFT of those."""
+        async with self._session() as session:
+            prompts = [f"Write a story about a {words(6, seed * 1000 + i)}." for i in range(n_greedy)]
+            tasks = [asyncio.create_task(self.stream(session, prompt, n_tokens, key=greedy_key)) for prompt in prompts]
+            await asyncio.sleep(0.5)
+            mine = [f"Write a poem about a {words(6, seed * 1000 + i)}." for i in range(len(keys))]
+            streams = await asyncio.gather(*(self.stream(session, p, n_tokens, key=key) for p, key in zip(mine, keys, strict=True)))
+            await asyncio.gather(*tasks)
+        return [stream.ttft_s for stream in streams]
+
+    async def stream(
+        self,
+        session: aiohttp.ClientSession,
+        prompt: str,
+        n_tokens: int,
+        *,
+        tier: str | None = None,
+        key: str | None = None,
+        begun: asyncio.Event | None = None,
+    ) -> Stream:
+        """One streamed chat answer of exactly `n_tokens`. `begun` is set at its first text."""
         found = Stream(time.perf_counter())
-        async with session.post(self._url + "/v1/chat/completions", json=_body(prompt, n_tokens)) as response:
+        body = _body(prompt, n_tokens) | ({"service_tier": tier} if tier is not None else {})
+        headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
+        async with session.post(self._url + "/v1/chat/completions", json=body, headers=headers) as response:
             found.status = response.status
             response.raise_for_status()
             async for line in response.content:
@@ -119,6 +184,10 @@ class Load:
                 chunk = _chunks.decode(line[6:])
                 if chunk.choices and chunk.choices[0].delta.content:
                     found.stamps.append(time.perf_counter())
+                    if begun is not None:
+                        begun.set()
+                if chunk.timings is not None:
+                    found.parked_s, found.total_s = chunk.timings.parked_ms / 1000, chunk.timings.total_ms / 1000
                 if chunk.usage is not None:
                     found.n_tokens = chunk.usage.completion_tokens
         return found

@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "models": "List the models that can be built by name.",
     "licenses": "Print the licences of the program, its libraries and the model.",
     "bench": "Measure tokens a second.",
+    "simulate": "Try the scheduler on made-up clients, without a model.",
     "doctor": "Check this machine, the back ends and the model.",
 }
 

@@ -12,8 +12,9 @@ import click
 import msgspec
 
 from runner.bundle.manifest import Argument
+from runner.cli.keys import check_api_keys, read_key_file
 from runner.cli.model import ChosenModel, choose_model
-from runner.config import EngineConfig, FlashAttn, SamplingDefaults, ServerConfig, Setting, parse_gpu_layers, read_api_keys
+from runner.config import EngineConfig, FlashAttn, PolicyName, SamplingDefaults, ServerConfig, Setting, parse_gpu_layers
 from runner.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -180,6 +181,10 @@ def engine_config(model: ChosenModel, chosen: Chosen) -> EngineConfig:
         device=chosen.text("device"),
         flash_attn=msgspec.convert(chosen.text("flash-attn"), FlashAttn),
         seed=chosen.number("seed"),
+        policy=msgspec.convert(chosen.text("policy"), PolicyName),
+        share_grace_s=known(chosen.real("share-grace")),
+        max_running_per_client=known(chosen.number("max-running-per-client")),
+        kv_host_mib=chosen.number("kv-host-mib"),
         chat_template=_chat_template(model, chosen.path("chat-template")),
         sampling=sampling_defaults(model.arguments, chosen.real("temperature")),
     )
@@ -190,11 +195,18 @@ def server_config(chosen: Chosen) -> ServerConfig:
     return ServerConfig(
         host=chosen.text("host"),
         port=known(chosen.number("port")),
-        api_keys=read_api_keys(chosen.strings("api-key"), chosen.path("api-key-file")),
+        api_keys=check_api_keys(chosen.strings("api-key")),
+        file_keys=read_key_file(chosen.path("api-key-file")),
         allowed_hosts=chosen.strings("allowed-host"),
         cors_origins=chosen.strings("cors-origin"),
+        trusted_proxies=chosen.strings("trusted-proxy"),
         max_body_bytes=known(chosen.number("max-body")),
         max_queue=known(chosen.number("max-queue")),
+        max_queue_tokens=known(chosen.number("max-queue-tokens")),
+        max_waiting_per_client=known(chosen.number("max-waiting-per-client")),
+        tokens_per_minute=known(chosen.number("tokens-per-minute")),
+        queue_timeout_s=known(chosen.real("queue-timeout")),
+        request_timeout_s=known(chosen.real("request-timeout")),
         drain_timeout_s=known(chosen.real("drain-timeout")),
     )
 

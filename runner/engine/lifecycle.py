@@ -5,11 +5,15 @@ from typing import Final
 
 
 class State(Enum):
-    """Where a sequence is. A slot is held in PREFILL and DECODE and nowhere else."""
+    """Where a sequence is. A slot is held in PREFILL and DECODE and nowhere else.
+
+    PARKED: it had a slot and waits for the next one; its cells are kept in host memory or will be computed again.
+    """
 
     QUEUED = "queued"
     PREFILL = "prefill"
     DECODE = "decode"
+    PARKED = "parked"
     FINISHED = "finished"
 
 
@@ -27,7 +31,12 @@ TRANSITIONS: Final[frozenset[tuple[State, State]]] = frozenset(
         (State.QUEUED, State.PREFILL),
         (State.QUEUED, State.FINISHED),
         (State.PREFILL, State.DECODE),
+        (State.PREFILL, State.PARKED),
         (State.PREFILL, State.FINISHED),
+        (State.DECODE, State.PARKED),
         (State.DECODE, State.FINISHED),
+        (State.PARKED, State.PREFILL),
+        (State.PARKED, State.DECODE),
+        (State.PARKED, State.FINISHED),
     }
 )

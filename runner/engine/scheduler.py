@@ -4,8 +4,9 @@ A step is either one token for every decoding sequence, or one chunk of one prom
 at most one chunk, whose size the budget chooses. They are never mixed: in partitioned mode llama.cpp would split them into
 the same passes, and chain a chunk with its decoding neighbours so that those pay for the longer context (docs/decisions).
 
-Life of a sequence: `add` -> waiting -> placed into a slot -> prompt chunks -> one token a step -> ended, the slot is free
-and keeps its cells as a prefix cache. `cancel` ends it at any stage.
+Life of a sequence: `add` -> waiting (queue.py says who is next) -> placed into a slot -> prompt chunks -> one token a step ->
+ended, the slot is free and keeps its cells as a prefix cache. `cancel` ends it at any stage. While no slot is free it may have to
+give up its own (preempt.py says who): it is parked, waits under the place of its arrival, and goes on where it was.
 
 `plan` binds sequences to slots, cuts a slot's token list to what is kept and orders the same of the cache (`kv_ops`). The
 rows it plans change no token list before `commit` books them: a batch that was refused is planned again.
@@ -16,12 +17,15 @@ from collections.abc import Iterable, Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from runner.config import PolicyName
 from runner.engine.backend import Vocabulary
 from runner.engine.batch import BatchPlan, Chunk, Outcome
 from runner.engine.budget import PromptBudget
-from runner.engine.kv import KvOp, Swap, Trim
+from runner.engine.kv import Drop, KvOp, Park, Swap, Trim, Unpark
 from runner.engine.layout import Mover, Weights, closing_swap
 from runner.engine.lifecycle import Reason, State
+from runner.engine.preempt import Preemption
+from runner.engine.queue import WaitingQueue, aged_place
 from runner.engine.sequence import Sequence
 from runner.engine.slots import Slot, SlotPool
 
@@ -45,10 +49,30 @@ class StepResult:
 class Scheduler:
     """All sequences of one engine. Pure: driven by `add`, `cancel`, `plan` and `commit` with the time as an argument."""
 
-    def __init__(self, pool: SlotPool, vocabulary: Vocabulary, budget: PromptBudget, weights: Weights) -> None:
+    def __init__(
+        self,
+        pool: SlotPool,
+        vocabulary: Vocabulary,
+        budget: PromptBudget,
+        weights: Weights,
+        *,
+        policy: PolicyName = "fair",
+        max_running_per_client: int = 0,
+        share_grace_s: float = 1.0,
+        kv_host_bytes: int = 1 << 30,
+    ) -> None:
+        """`kv_host_bytes` bounds the cells of parked sequences in host memory; beyond it they are computed again."""
         self.pool = pool
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = WaitingQueue(policy, max_running_per_client=max_running_per_client)
         self.running: list[Sequence] = []
+        self._by_id: dict[str, Sequence] = {}
+        self._preemption = Preemption(
+            across_tiers=policy != "fcfs", share_grace_s=share_grace_s if policy == "fair" else None, charged=self.waiting.charged
+        )
+        self._kv_host_bytes, self._parked_bytes = kv_host_bytes, 0
+        self._n_parked = 0
+        self._drops: list[Drop] = []
+        self._to_park: list[str] = []
         self._vocabulary = vocabulary
         self._budget = budget
         self._weights = weights
@@ -61,7 +85,17 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.running or self._drops)
+
+    @property
+    def n_parked(self) -> int:
+        """Sequences that had a slot and wait for the next."""
+        return self._n_parked
+
+    @property
+    def parked_bytes(self) -> int:
+        """Cells of parked sequences in host memory."""
+        return self._parked_bytes
 
     @property
     def longest_step_s(self) -> float | None:
@@ -71,25 +105,36 @@ class Scheduler:
     # -- arrivals and departures ---------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the queue."""
+        """Let a sequence wait for a slot. Its id is the only one of its kind here."""
         assert sequence.state is State.QUEUED
-        self.waiting.append(sequence)
+        assert sequence.request_id not in self._by_id
+        self._by_id[sequence.request_id] = sequence
+        self.waiting.push(sequence)
 
     def cancel(self, request_id: str, now: float) -> Sequence | None:
         """End a sequence at whatever stage it is; None where it is not here (any more)."""
-        for sequence in (*self.waiting, *self.running):
-            if sequence.request_id == request_id:
-                self._end(sequence, Reason.CANCELLED, now)
-                return sequence
-        return None
+        sequence = self._by_id.get(request_id)
+        if sequence is not None:
+            self._end(sequence, Reason.CANCELLED, now)
+        return sequence
+
+    def park(self, request_id: str) -> None:
+        """Park a running sequence at the next step, whatever it costs; nothing happens where it does not run then."""
+        self._to_park.append(request_id)
 
     # -- planning ------------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> BatchPlan:
-        """Place waiting sequences, close a gap between slots, then choose this step's rows."""
+        """Free a slot for who must not wait, place waiting sequences, close a gap between slots, then choose this step's rows."""
         self._planned_at = now
-        ops: list[KvOp] = list(self._repairs.values())
-        ops += self._place_waiting(now)
+        ops: list[KvOp] = [*self._drops, *self._repairs.values()]
+        self._drops.clear()
+        ops += self._park_as_told(now)
+        if (pair := self._preempt(now)) is not None:
+            victim, first = pair
+            ops.append(self._park(victim, now))
+            ops += self._place(first, now, may_move=False) or ()
+        ops += self._place_waiting(now, may_move=pair is None)
         if self._solo:
             return self._solo_plan(tuple(ops))
         decoding: list[Sequence] = []
@@ -97,6 +142,7 @@ class Scheduler:
         for sequence in self.running:
             (decoding if sequence.state is State.DECODE else prefilling).append(sequence)
         if prefilling and (self._prompt_is_due or not decoding):
+            prefilling.sort(key=aged_place)
             n_rows = self._budget.n_rows(others_decode=bool(decoding))
             return BatchPlan(tuple(ops), self._prompt_chunks(prefilling, n_rows), is_prompt=True)
         if decoding:
@@ -110,37 +156,130 @@ class Scheduler:
         return placed
 
     def without(self, plan: BatchPlan, refused: Iterable[KvOp]) -> BatchPlan:
-        """Take back what rested on cells that the cache would not give: those sequences compute them in a later step."""
-        emptied = set()
-        for op in refused:
+        """Take back what rested on cells that the cache would not give: those sequences compute them in a later step.
+
+        The operations are gone through in order: one that was carried out later may have moved the empty cells, or filled them.
+        """
+        was_refused = {id(op) for op in refused}
+        emptied: set[int] = set()
+        for op in plan.kv_ops:
+            is_refused = id(op) in was_refused
             match op:
-                case Trim(slot_id):
+                case Trim(slot_id) if is_refused:
                     emptied.add(slot_id)
-                    self._forget_cells(self.pool[slot_id])
-                case Swap(source, target):
+                case Park(slot_id, ticket) if is_refused or slot_id in emptied:
+                    if (parked := self._by_id.get(ticket)) is not None:
+                        self._lose_kept(parked)
+                case Unpark(_, slot_id) if is_refused:
+                    emptied.add(slot_id)
+                case Unpark(_, slot_id, has_cells) if has_cells:
+                    emptied.discard(slot_id)
+                case Swap(source, target) if is_refused:
                     emptied |= {source, target}
-                    self._forget_cells(self.pool[source])
-                    self._forget_cells(self.pool[target])
+                case Swap(source, target):
+                    places = {source: target, target: source}
+                    emptied = {places.get(slot_id, slot_id) for slot_id in emptied}
+        for slot_id in emptied:
+            self._forget_cells(self.pool[slot_id])
         return plan._replace(kv_ops=(), chunks=tuple(chunk for chunk in plan.chunks if chunk.slot_id not in emptied))
 
-    def _place_waiting(self, now: float) -> list[KvOp]:
+    def _place_waiting(self, now: float, *, may_move: bool) -> list[KvOp]:
+        """Fill the free slots. `may_move`: of the cells in host memory one sequence's may be brought back in this step."""
         ops: list[KvOp] = []
-        while self.waiting and self.pool.has_free:
-            sequence = self.waiting[0]
-            placement = self.pool.place(sequence.prompt, may_reuse=sequence.cache_prompt, now=now)
-            assert placement is not None
-            self.waiting.popleft()
-            slot, keep = placement.slot, placement.keep
-            if keep < len(slot.tokens):
-                ops.append(Trim(slot.slot_id, keep))
-                del slot.tokens[keep:]
-            self.pool.bind(slot, sequence)
-            sequence.n_cached = keep
-            sequence.times.admitted_at = now
-            sequence.move_to(State.PREFILL)
-            self.running.append(sequence)
-            self._placed.append(sequence)
+        while self.pool.has_free and (sequence := self.waiting.peek(now)) is not None:
+            placing = self._place(sequence, now, may_move=may_move)
+            if placing is None:
+                break
+            ops += placing
+            may_move = may_move and not any(isinstance(op, Unpark) and op.has_cells for op in placing)
         return ops
+
+    def _place(self, sequence: Sequence, now: float, *, may_move: bool) -> list[KvOp] | None:
+        if sequence.state is State.PARKED:
+            return self._resume(sequence, now, may_move=may_move)
+        return self._admit(sequence, now)
+
+    def _admit(self, sequence: Sequence, now: float) -> list[KvOp]:
+        placement = self.pool.place(sequence.prompt, may_reuse=sequence.cache_prompt, now=now)
+        assert placement is not None
+        slot, keep = placement.slot, placement.keep
+        ops = self._cut(slot, keep)
+        sequence.n_cached = keep
+        sequence.times.admitted_at = now
+        self._bind(slot, sequence, State.PREFILL)
+        return ops
+
+    def _resume(self, sequence: Sequence, now: float, *, may_move: bool) -> list[KvOp] | None:
+        """Let a parked sequence go on, with its cells from a slot or from host memory; None where they may not be moved in this step."""
+        placement = self.pool.place(sequence.script, may_reuse=True, now=now, needs_logits=sequence.pending is None)
+        assert placement is not None
+        slot, keep = placement.slot, placement.keep
+        has_cells = keep < sequence.n_kept
+        if has_cells and not may_move:
+            return None
+        ops: list[KvOp] = []
+        if has_cells:
+            slot.tokens = sequence.script[: sequence.n_kept]
+        else:
+            ops += self._cut(slot, keep)
+        ops.append(Unpark(sequence.request_id, slot.slot_id, has_cells))
+        self._lose_kept(sequence)
+        self._n_parked -= 1
+        sequence.times.parked_s += now - sequence.times.parked_at
+        is_whole = sequence.pending is not None and len(slot.tokens) == len(sequence.script)
+        self._bind(slot, sequence, State.DECODE if is_whole else State.PREFILL)
+        return ops
+
+    def _bind(self, slot: Slot, sequence: Sequence, state: State) -> None:
+        self.waiting.take(sequence)
+        self.pool.bind(slot, sequence)
+        sequence.move_to(state)
+        self.running.append(sequence)
+        self._placed.append(sequence)
+
+    def _cut(self, slot: Slot, keep: int) -> list[KvOp]:
+        if keep == len(slot.tokens):
+            return []
+        del slot.tokens[keep:]
+        return [Trim(slot.slot_id, keep)]
+
+    def _park_as_told(self, now: float) -> list[Park]:
+        told = [self._by_id[request_id] for request_id in self._to_park if request_id in self._by_id] if not self._solo else []
+        if told:
+            self._to_park.clear()
+        return [self._park(sequence, now) for sequence in told if sequence.slot_id is not None]
+
+    def _preempt(self, now: float) -> tuple[Sequence, Sequence] | None:
+        """Who gives up its slot, and to whom. While a refused batch is taken apart, nobody moves."""
+        if self.pool.has_free or self._solo or not self.waiting:
+            return None
+        first = self.waiting.peek(now)
+        victim = None if first is None else self._preemption.victim_for(first, self.running, now)
+        return None if first is None or victim is None else (victim, first)
+
+    def _park(self, sequence: Sequence, now: float) -> Park:
+        slot = self._slot_of(sequence)
+        if sequence.pending is not None and sequence.state is State.DECODE:
+            sequence.script = list(slot.tokens)
+        n_bytes = len(slot.tokens) * self._weights.cell_bytes
+        keeps_cells = 0 < n_bytes <= self._kv_host_bytes - self._parked_bytes
+        if keeps_cells:
+            sequence.n_kept = len(slot.tokens)
+            self._parked_bytes += n_bytes
+        sequence.n_parks += 1
+        self._n_parked += 1
+        sequence.times.parked_at = now
+        self.running.remove(sequence)
+        self.pool.release(slot, now)
+        sequence.move_to(State.PARKED)
+        self.waiting.leave(sequence)
+        self.waiting.push(sequence)
+        return Park(slot.slot_id, sequence.request_id, keeps_cells)
+
+    def _lose_kept(self, sequence: Sequence) -> None:
+        """Its cells are in host memory no more."""
+        self._parked_bytes -= sequence.n_kept * self._weights.cell_bytes
+        sequence.n_kept = 0
 
     def _close_a_gap(self, decoding: list[Sequence]) -> list[KvOp]:
         if len(self.running) == 1:
@@ -157,21 +296,24 @@ class Scheduler:
         return [swap]
 
     def _forget_cells(self, slot: Slot) -> None:
-        slot.tokens = []
+        """The cells are gone, the tokens are known: a sequence that decodes computes them again and goes on."""
+        tokens, slot.tokens = slot.tokens, []
         sequence = slot.sequence
         if sequence is None:
             return
         sequence.n_cached = 0
         if sequence.state is State.DECODE:
-            sequence.n_faults = MAX_FAULTS  # its generated tokens are gone from the cells: the next commit gives it up
+            sequence.script = tokens
+            sequence.move_to(State.PARKED)
+            sequence.move_to(State.PREFILL)
 
     def _prompt_chunks(self, prefilling: list[Sequence], n_rows: int) -> tuple[Chunk, ...]:
-        """The oldest prompt's chunk, and of prompts in adjacent slots what the budget leaves: they share its passes.
+        """The first prompt's chunk, and of prompts in adjacent slots what the budget leaves: they share its passes.
 
         A prompt that is not adjacent would be a pass of its own, and may as well have a step of its own.
         """
-        oldest = self._slot_of(prefilling[0]).slot_id
-        run = _run_around(oldest, {self._slot_of(sequence).slot_id for sequence in prefilling})
+        first = self._slot_of(prefilling[0]).slot_id
+        run = _run_around(first, {self._slot_of(sequence).slot_id for sequence in prefilling})
         chunks: list[Chunk] = []
         for sequence in prefilling:
             if n_rows > 0 and sequence.slot_id in run:
@@ -182,8 +324,9 @@ class Scheduler:
     def _prompt_chunk(self, sequence: Sequence, n_rows: int) -> Chunk:
         slot = self._slot_of(sequence)
         pos = len(slot.tokens)
-        end = min(len(sequence.prompt), pos + n_rows)
-        return Chunk(slot.slot_id, pos, sequence.prompt[pos:end], has_logits=end == len(sequence.prompt))
+        script = sequence.script
+        end = min(len(script), pos + n_rows)
+        return Chunk(slot.slot_id, pos, script[pos:end], has_logits=end == len(script) and sequence.pending is None)
 
     def _decode_chunk(self, sequence: Sequence) -> Chunk:
         slot = self._slot_of(sequence)
@@ -235,6 +378,7 @@ class Scheduler:
 
     def _book(self, plan: BatchPlan, sampled: Seq[int], now: float, result: StepResult) -> None:
         tokens = iter(sampled)
+        cost_s = (now - self._planned_at) / max(1, plan.n_rows)
         for chunk in plan.chunks:
             slot = self.pool[chunk.slot_id]
             assert chunk.pos == len(slot.tokens), f"slot {slot.slot_id}: a chunk at {chunk.pos}, {len(slot.tokens)} cells"
@@ -242,8 +386,14 @@ class Scheduler:
             token = next(tokens) if chunk.has_logits else None
             if self._solo and self._solo[0] == chunk.slot_id:
                 self._solo.popleft()
-            if slot.sequence is not None and token is not None:
-                self._accept(slot.sequence, token, now, result)
+            sequence = slot.sequence
+            if sequence is None:
+                continue
+            self.waiting.charge(sequence, cost_s * len(chunk.tokens))
+            if token is not None:
+                self._accept(sequence, token, now, result)
+            elif sequence.pending is not None and len(slot.tokens) == len(sequence.script):
+                sequence.move_to(State.DECODE)  # computed again after it was parked: its next token is known
         assert next(tokens, None) is None
 
     def _accept(self, sequence: Sequence, token: int, now: float, result: StepResult) -> None:
@@ -294,12 +444,19 @@ class Scheduler:
     def _end(self, sequence: Sequence, reason: Reason, now: float) -> None:
         sequence.reason = reason
         sequence.times.finished_at = now
-        if sequence.state is State.QUEUED:
+        if sequence.state is State.PARKED:
+            sequence.times.parked_s += now - sequence.times.parked_at
+            self._lose_kept(sequence)
+            self._n_parked -= 1
+            self._drops.append(Drop(sequence.request_id))
+        if sequence.state in (State.QUEUED, State.PARKED):
             self.waiting.remove(sequence)
         else:
             self.running.remove(sequence)
             self.pool.release(self._slot_of(sequence), now)
+            self.waiting.leave(sequence)
         sequence.move_to(State.FINISHED)
+        del self._by_id[sequence.request_id]
 
     def _slot_of(self, sequence: Sequence) -> Slot:
         assert sequence.slot_id is not None

@@ -12,7 +12,7 @@ from runner.engine.stops import StopMatcher
 
 @dataclass(slots=True)
 class Times:
-    """Monotonic instants; 0.0 means: not reached."""
+    """Monotonic instants; 0.0 means: not reached. `admitted_at` is the first slot, `parked_s` the time without one after it."""
 
     arrived_at: float = 0.0
     prepared_at: float = 0.0
@@ -20,6 +20,8 @@ class Times:
     first_token_at: float = 0.0
     last_token_at: float = 0.0
     finished_at: float = 0.0
+    parked_at: float = 0.0
+    parked_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +29,10 @@ class Sequence:
     """A prompt, how to continue it, and how far that has come.
 
     Only the scheduler moves `state` and `slot_id`. `pending` is the sampled token whose cell does not exist yet: the next
-    decode step writes it. `n_cached` prompt tokens were found in the slot and not computed again.
+    decode step writes it. `n_cached` prompt tokens were found in the slot and not computed again. `place` is its place in the queue,
+    fixed when it is first there; `charged` is what its owner was charged for it. `script` are the tokens whose cells must exist before
+    it can go on: the prompt and, once it was parked while it decoded, what it had generated; cells of the first `n_kept` of them are in
+    host memory while it is parked.
     """
 
     request_id: str
@@ -47,6 +52,11 @@ class Sequence:
     n_generated: int = 0
     pending: int | None = None
     n_faults: int = 0
+    n_parks: int = 0
+    charged: float = 0.0
+    n_kept: int = 0
+    place: tuple[float, int] | None = None
+    script: list[int] = field(init=False)
     _utf8: Utf8Assembler = field(default_factory=Utf8Assembler)
     _stops: StopMatcher = field(init=False)
 
@@ -54,6 +64,7 @@ class Sequence:
         assert self.prompt, "an empty prompt has no logits to sample from"
         assert self.max_tokens >= 1
         self._stops = StopMatcher(self.stop)
+        self.script = self.prompt
 
     @property
     def is_finished(self) -> bool:

@@ -52,16 +52,19 @@ class SlotPool:
         """Whether a sequence can be placed."""
         return self._n_free > 0
 
-    def place(self, prompt: Seq[int], *, may_reuse: bool, now: float) -> Placement | None:
-        """The free slot that costs least: tokens to compute, cached tokens of others lost, distance from the busy slots."""
+    def place(self, prompt: Seq[int], *, may_reuse: bool, now: float, needs_logits: bool = True) -> Placement | None:
+        """The free slot that costs least: tokens to compute, cached tokens of others lost, distance from the busy slots.
+
+        Where it `needs_logits`, the last token is always decoded again: they seed the first sample.
+        """
+        most = len(prompt) - needs_logits
         best: tuple[float, float, int] | None = None
         chosen: Placement | None = None
         nobody_is_busy = self._n_free == len(self.slots)
         for slot in self.slots:
             if not slot.is_free:
                 continue
-            # The last prompt token is always decoded again: its logits seed the first sample.
-            keep = min(n_shared(slot.tokens, prompt), len(prompt) - 1) if may_reuse else 0
+            keep = min(n_shared(slot.tokens, prompt), most) if may_reuse else 0
             n_lost = len(slot.tokens) - keep
             worth = CACHED_TOKEN_WORTH * 0.5 ** (max(0.0, now - slot.used_at) / CACHE_HALF_LIFE_S)
             cost = (len(prompt) - keep) + n_lost * worth + (0.0 if nobody_is_busy or self._joins_a_run(slot) else APART_COST)

@@ -5,13 +5,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from runner.engine.batch import BatchPlan, Outcome
-from runner.engine.kv import KvOp, Swap, Trim
+from runner.engine.kv import Drop, KvOp, Park, Swap, Trim, Unpark
 from runner.engine.sampling import SamplingParams
 from runner.llama.batch import Batch
 from runner.llama.context import Context, ContextSize
 from runner.llama.library import Library
 from runner.llama.model import Model
 from runner.llama.sampler import build_chain
+
+State = ctypes.Array[ctypes.c_uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parked:
+    """A parked sequence's sampler chain, and its cells unless they are to be computed again."""
+
+    chain: int
+    cells: State | None
 
 
 @dataclass(slots=True)
@@ -35,6 +45,7 @@ class LlamaBackend:
         self._batch = Batch(library.api, size.n_batch, size.n_slots)
         self._can_be_cut, self._n_swa = model.can_be_cut, model.n_swa
         self._chains: list[int] = [0] * size.n_slots
+        self._parked: dict[str, _Parked] = {}
         self._outputs: list[tuple[int, int]] = []
         pointer, int32 = ctypes.c_void_p, ctypes.c_int32
         self._sample = library.hold("llama_sampler_sample", int32, pointer, pointer, int32)
@@ -57,7 +68,7 @@ class LlamaBackend:
                 self._accept(chain, token)
 
     def apply(self, ops: Iterable[KvOp]) -> list[KvOp]:
-        """Carry out trims and swaps; see `engine/backend.py`."""
+        """Carry out what `engine/kv.py` lists; see `engine/backend.py`."""
         started = self._clock()
         refused = [op for op in ops if not self._apply(op)]
         self.native.move_s += self._clock() - started
@@ -99,9 +110,10 @@ class LlamaBackend:
 
     def close(self) -> None:
         """Free the chains."""
-        for chain in filter(None, self._chains):
+        for chain in filter(None, [*self._chains, *(parked.chain for parked in self._parked.values())]):
             self._free_chain(chain)
         self._chains = [0] * len(self._chains)
+        self._parked.clear()
 
     def _apply(self, op: KvOp) -> bool:
         match op:
@@ -109,6 +121,32 @@ class LlamaBackend:
                 return self._trim(slot_id, keep)
             case Swap(source, target):
                 return self._swap(source, target)
+            case Park(slot_id, ticket, keeps_cells):
+                return self._park(slot_id, ticket, keeps_cells=keeps_cells)
+            case Unpark(ticket, slot_id, has_cells):
+                return self._unpark(ticket, slot_id, has_cells=has_cells)
+            case Drop(ticket):
+                self._free_chain(self._parked.pop(ticket).chain)
+                return True
+
+    def _park(self, slot_id: int, ticket: str, *, keeps_cells: bool) -> bool:
+        cells = self._save(slot_id) if keeps_cells else None
+        self._parked[ticket] = _Parked(self._chains[slot_id], cells)
+        self._chains[slot_id] = 0
+        return cells is not None or not keeps_cells
+
+    def _unpark(self, ticket: str, slot_id: int, *, has_cells: bool) -> bool:
+        parked = self._parked.pop(ticket)
+        if self._chains[slot_id]:
+            self._free_chain(self._chains[slot_id])
+        self._chains[slot_id] = parked.chain
+        if not has_cells:
+            return True
+        assert parked.cells is not None
+        if self._restore(slot_id, parked.cells):
+            return True
+        self._clear(slot_id)
+        return False
 
     def _trim(self, slot_id: int, keep: int) -> bool:
         if keep == 0:
@@ -134,15 +172,15 @@ class LlamaBackend:
         return oldest == 0 or oldest < max(0, keep - n_swa)
 
     def _swap(self, source: int, target: int) -> bool:
+        self._chains[source], self._chains[target] = self._chains[target], self._chains[source]
         from_source, from_target = self._save(source), self._save(target)
         if from_source is None or from_target is None or not (self._restore(target, from_source) and self._restore(source, from_target)):
             self._clear(source)
             self._clear(target)
             return False
-        self._chains[source], self._chains[target] = self._chains[target], self._chains[source]
         return True
 
-    def _save(self, slot_id: int) -> ctypes.Array[ctypes.c_uint8] | None:
+    def _save(self, slot_id: int) -> State | None:
         """The slot's state, an empty array for an empty slot, None where llama.cpp could not save it."""
         if self.n_cells(slot_id) == 0:
             return (ctypes.c_uint8 * 0)()
@@ -151,7 +189,7 @@ class LlamaBackend:
         written = self._api.llama_state_seq_get_data(self._context.handle, buffer, n, slot_id)
         return buffer if written == n else None
 
-    def _restore(self, slot_id: int, buffer: ctypes.Array[ctypes.c_uint8]) -> bool:
+    def _restore(self, slot_id: int, buffer: State) -> bool:
         self._clear(slot_id)
         if len(buffer) == 0:
             return True

@@ -9,7 +9,7 @@ whose answer text has been sent fails with EngineStopped; all others are submitt
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from enum import StrEnum
 from time import monotonic
 
@@ -60,6 +60,10 @@ class EngineClient:
         self.state = EngineState.LOADING
         self.info: ModelInfo | None = None
         self.snapshot: Snapshot | None = None
+        self.queue: list[str] = []  # see Snapshot.queue
+        self.n_snapshots = 0
+        # Called after each snapshot, when whatever else its step brought has been told.
+        self.on_snapshot: Callable[[], None] = lambda: None
         self.load_fraction = 0.0
         self.n_restarts = 0
         self._config = config
@@ -192,7 +196,11 @@ class EngineClient:
 
     def _on_step(self, events: StepEvents) -> None:
         self._pulse.stepped(monotonic())
-        self.snapshot = events.snapshot or self.snapshot
+        if events.snapshot is not None:
+            self.snapshot = events.snapshot
+            self.n_snapshots += 1
+            if events.snapshot.queue is not None:
+                self.queue = events.snapshot.queue
         for request_id in events.placed:
             self._requests.place(request_id)
         for delta in events.deltas:
@@ -201,6 +209,14 @@ class EngineClient:
             self._requests.finish(finished)
         for failed in events.failed:
             self._on_failed(failed)
+        if events.snapshot is not None:
+            self._tell_snapshot()
+
+    def _tell_snapshot(self) -> None:
+        try:
+            self.on_snapshot()
+        except Exception:  # as with a sink: the engine's pipe is not to suffer
+            log.exception("what listens to snapshots failed")
 
     def _on_refused(self, refused: Refused) -> None:
         error = error_for_code(refused.code, refused.message, refused.param)
@@ -246,7 +262,7 @@ class EngineClient:
         if self._load_error is None:
             log.error("%s; %d requests were with it, %d are live", what, len(self._requests.with_engine), len(self._requests))
         self.state = EngineState.RESTARTING if self.info is not None else EngineState.LOADING
-        self.snapshot = None
+        self.snapshot, self.queue = None, []
         self._restarts.ended(monotonic())
         self._sort_out_the_dead()
         if self._restarts.is_hopeless:

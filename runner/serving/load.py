@@ -40,6 +40,8 @@ _SLOWEST_BYTES_PER_S = 500e6
 _KV_LINE = re.compile(r"KV buffer size\s*=\s*([\d.]+) MiB")
 _FLASH_ATTN_LINE = re.compile(r"Flash Attention (enabled|not supported)")
 _PROGRESS_STEP = 0.02
+# Of the memory that is free at the start, what the cells of parked sequences may take.
+_PARKED_SHARE = 0.25
 MIB = 1024 * 1024
 
 
@@ -125,6 +127,10 @@ def load_engine(config: EngineConfig, *, clock: Clock, progress: Callable[[float
         model.vocabulary,
         PromptBudget(max_rows=config.n_batch, target_gap_s=TARGET_GAP_S),
         Weights(model.size_bytes, model.cell_bytes),
+        policy=config.policy,
+        max_running_per_client=config.max_running_per_client,
+        share_grace_s=config.share_grace_s,
+        kv_host_bytes=config.kv_host_mib * MIB if config.kv_host_mib is not None else int(available_memory() * _PARKED_SHARE),
     )
     chose = _Chosen(size, n_gpu_layers, log, capacity, has_template=template is not None, notes=[*capacity.notes, *template_note])
     info = _describe(config, library, model, chose, devices, clock() - started)

@@ -6,7 +6,7 @@ from queue import Empty, SimpleQueue
 
 from runner.engine.backend import Backend
 from runner.engine.batch import BatchPlan, Outcome
-from runner.engine.kv import Swap
+from runner.engine.kv import Park, Swap
 from runner.engine.lifecycle import Reason, State
 from runner.engine.scheduler import Scheduler, StepResult
 from runner.engine.sequence import Sequence
@@ -15,6 +15,7 @@ from runner.serving.protocol import Cancel, Counters, Delta, Failed, Finished, S
 from runner.serving.timings import GapHistogram
 
 _SNAPSHOT_EVERY_S = 0.05
+_QUEUE_EVERY_S = 0.25
 _IDLE_WAIT_S = 1.0
 
 Message = Prepared | Cancel
@@ -30,6 +31,7 @@ class Totals:
     n_prompt_rows: int = 0
     n_cached_tokens: int = 0
     n_swaps: int = 0
+    n_parks: int = 0
     busy_s: float = 0.0
 
 
@@ -67,7 +69,8 @@ class EngineLoop:
         self._clock, self._emit, self._native = clock, emit, native
         self._first_guess_s = first_guess_s
         self._events = _no_events()
-        self._snapshot_at = 0.0
+        self._snapshot_at = self._queue_at = 0.0
+        self._had_queue = False
         self._was_busy = True
 
     def run(self) -> None:
@@ -121,8 +124,9 @@ class EngineLoop:
             # At once and not with the step's events: should this step end the process, the front must know who was in it.
             self._emit(StepEvents(placed=[sequence.request_id for sequence in placed]))
         for sequence in placed:
-            self.totals.n_cached_tokens += sequence.n_cached
-            if sequence.slot_id is not None:
+            if sequence.n_parks == 0:
+                self.totals.n_cached_tokens += sequence.n_cached
+            if sequence.slot_id is not None and sequence.n_parks == 0:  # a parked one's chain came back with it
                 tail = sequence.tail(sequence.sampling.repeat_last_n)
                 self._backend.open_sampler(sequence.slot_id, sequence.sampling, tail, ignore_eos=sequence.ignore_eos)
 
@@ -146,6 +150,7 @@ class EngineLoop:
                 totals.n_decode_rows += len(plan.chunks)
         if plan.kv_ops:
             totals.n_swaps += sum(isinstance(op, Swap) for op in plan.kv_ops)
+            totals.n_parks += sum(isinstance(op, Park) for op in plan.kv_ops)
 
     def _collect(self, result: StepResult) -> None:
         events = self._events
@@ -180,6 +185,7 @@ class EngineLoop:
             n_prompt_rows=totals.n_prompt_rows,
             n_cached_tokens=totals.n_cached_tokens,
             n_moves=totals.n_swaps,
+            n_parks=totals.n_parks,
             decode_s=native.decode_s,
             sample_s=native.sample_s,
             move_s=native.move_s,
@@ -189,7 +195,19 @@ class EngineLoop:
         )
         slots = [_slot_state(slot.slot_id, slot.sequence, len(slot.tokens)) for slot in self._scheduler.pool.slots]
         longest_step_s = self._scheduler.longest_step_s or self._first_guess_s
-        return Snapshot(slots, len(self._scheduler.waiting), counters, longest_step_s)
+        scheduler = self._scheduler
+        n_waiting, queue = len(scheduler.waiting), self._queue_order()
+        return Snapshot(slots, n_waiting, counters, longest_step_s, scheduler.n_parked, scheduler.parked_bytes, queue)
+
+    def _queue_order(self) -> list[str] | None:
+        """Now and then, and once when the queue has become empty."""
+        waiting, now = self._scheduler.waiting, self._clock()
+        if not waiting and not self._had_queue:
+            return None
+        if waiting and now - self._queue_at < _QUEUE_EVERY_S:
+            return None
+        self._queue_at, self._had_queue = now, bool(waiting)
+        return waiting.preview()
 
 
 def _no_events() -> StepEvents:
@@ -207,5 +225,5 @@ def _finished(sequence: Sequence) -> Finished:
     assert sequence.reason is not None
     assert sequence.reason is not Reason.ERROR
     times = sequence.times
-    stamps = Stamps(times.arrived_at, times.prepared_at, times.admitted_at, times.first_token_at, times.finished_at)
+    stamps = Stamps(times.arrived_at, times.prepared_at, times.admitted_at, times.first_token_at, times.finished_at, times.parked_s)
     return Finished(sequence.request_id, sequence.reason.value, len(sequence.prompt), sequence.n_cached, sequence.n_generated, stamps)

@@ -169,13 +169,17 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stamps(msgspec.Struct, frozen=True, array_like=True):
-    """Monotonic instants in seconds (one clock for all processes of a machine). 0.0: never got there."""
+    """Monotonic instants in seconds (one clock for all processes of a machine). 0.0: never got there.
+
+    `admitted_at` is its first slot; `parked_s` seconds after that it had none.
+    """
 
     arrived_at: float
     prepared_at: float
     admitted_at: float
     first_token_at: float
     finished_at: float
+    parked_s: float = 0.0
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
@@ -222,6 +226,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     n_prompt_rows: int = 0
     n_cached_tokens: int = 0
     n_moves: int = 0
+    n_parks: int = 0
     decode_s: float = 0.0
     sample_s: float = 0.0
     move_s: float = 0.0
@@ -233,6 +238,9 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 class Snapshot(msgspec.Struct, frozen=True):
     """The engine as of the last step: taken at most every 50 ms while busy, when it falls idle, and then once a second.
 
+    `n_waiting` sequences have no slot, `n_parked` of them had one; their cells take `parked_bytes` of host memory.
+    `queue` are the ids of those without a slot in the order in which they will get one, as far as it can be told (empty where they are
+    too many); None: as it was said last.
     `longest_step_s` is what the slowest step should take: the front ends an engine that is silent for ten times as long.
     """
 
@@ -240,6 +248,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     n_waiting: int
     counters: Counters
     longest_step_s: float
+    n_parked: int = 0
+    parked_bytes: int = 0
+    queue: list[str] | None = None
 
 
 class StepEvents(msgspec.Struct, tag="step"):

@@ -18,6 +18,9 @@ class Sink(Protocol):
     def on_accepted(self, n_prompt: int) -> None:
         """The prompt fits; may come again after `restart`."""
 
+    def on_placed(self) -> None:
+        """It holds a slot and is computed: it waits no more. May come before `on_accepted`, and again after `restart`."""
+
     def on_text(self, text: str, n_tokens: int) -> None:
         """Text became complete; `text` may be empty while it is held back."""
 
@@ -94,8 +97,9 @@ class LiveRequests:
 
     def place(self, request_id: str) -> None:
         """The engine computes it."""
-        if (live := self.get(request_id)) is not None:
+        if (live := self.get(request_id)) is not None and not live.is_placed:
             live.is_placed = True
+            self._tell(live, live.sink.on_placed)
 
     def give_text(self, request_id: str, text: str, n_tokens: int) -> None:
         """Pass on a piece of its answer."""

@@ -52,6 +52,9 @@ class Answer:
                 ContextLengthExceeded(f"The prompt has {n_prompt:,} tokens; more than {self._max_prompt:,} leave no room to answer")
             )
 
+    def on_placed(self) -> None:
+        """Sink: it is computed."""
+
     def on_text(self, text: str, n_tokens: int) -> None:
         """Sink: text became complete."""
         if text and not self.is_over:

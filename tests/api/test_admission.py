@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runner.api import front
+from runner.api import bounds
 from runner.api.chat_completions import parse as parse_chat
 from runner.api.completions import parse as parse_text
 from runner.api.parameters import MAX_CHOICES
@@ -104,7 +104,7 @@ async def _until_live(engine: FakeEngineClient, n: int) -> None:
 
 
 async def test_prompts_of_all_live_requests_have_a_bound(wire: Wire, engine: FakeEngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "MAX_LIVE_BYTES", 5000)
+    monkeypatch.setattr(bounds, "MAX_LIVE_BYTES", 5000)
     gate = asyncio.Event()
     engine.default = Reply(end_gate=gate)
     first = asyncio.create_task(wire.post(COMPLETIONS, {"prompt": "x" * 2000, "n": 2}))

@@ -22,7 +22,8 @@ async def test_whole_answer_has_the_shape_openai_documents(wire: Wire) -> None:
     assert reply.headers["content-type"].startswith("application/json")
     assert answer.pop("id").startswith("chatcmpl-")
     assert isinstance(answer.pop("created"), int)
-    assert set(answer.pop("timings")) >= {"cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "queue_ms"}
+    times = {f"{name}_ms" for name in ("prompt", "predicted", "queue", "parked", "ttft", "total")}
+    assert set(answer.pop("timings")) >= {"cache_n", "prompt_n", "predicted_n", *times}
     assert answer == {
         "object": "chat.completion",
         "model": "fake-model",

@@ -93,6 +93,39 @@ async def test_prompt_is_measured_against_the_slot(stack: Stack, n: int, stream:
     assert f"{N_CTX:,}" in reply.error["message"]
 
 
+async def test_waiting_client_is_told_its_place_and_its_prompts_progress_and_a_cancelled_one_makes_room(stack: Stack) -> None:
+    long = {"max_tokens": 400, "ignore_eos": True, "stream": True}
+    running = [
+        asyncio.create_task(stack.post(COMPLETIONS, long | {"prompt": f"{index},"}, X_Request_Id=f"long-{index}"))
+        for index in range(N_SLOTS)
+    ]
+    async with asyncio.timeout(20):
+        while sum(row["state"] == "decode" for row in (await stack.get("/v1/requests")).json["data"]) < N_SLOTS:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    body = {"prompt": [100] * 400, "max_tokens": 4, "stream": True}
+    asking = asyncio.create_task(stack.post(COMPLETIONS, body, X_Queue_Events="1", X_Request_Id="asking"))
+    async with asyncio.timeout(20):
+        while not any(row["place"] for row in (await stack.get("/v1/requests")).json["data"]):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    (cancelled,) = (await stack.send("DELETE", "/v1/requests/long-0")).json["cancelled"]
+    assert cancelled["state"] == "decode"
+    assert cancelled["n_generated"] > 0
+    text = (await asking).body.decode()
+    blocks = [block.removeprefix("event: ").partition("\ndata: ") for block in text.split("\n\n") if block.startswith("event: ")]
+    told = [(name, json.loads(data)) for name, _, data in blocks]
+    assert told[0] == ("queue", {"place": 1, "n_waiting": 1, "estimated_wait_s": told[0][1]["estimated_wait_s"]})
+    assert [name for name, _ in told] == sorted((name for name, _ in told), reverse=True)  # the queue's come first
+    progress = [notice for name, notice in told if name == "prefill"]
+    assert all(notice["n_prompt"] == 400 and notice["n_cached"] + notice["n_computed"] <= 400 for notice in progress)
+    assert text.endswith("data: [DONE]\n\n")
+    assert [task.done() for task in running] == [True] + [False] * (N_SLOTS - 1)
+    for index in range(1, N_SLOTS):
+        assert (await stack.send("DELETE", f"/v1/requests/long-{index}")).status == 200
+    for task in running:
+        assert '"code":"request_cancelled"' in (await task).events[-1]
+    await stack.idle()
+
+
 async def test_stop_text_split_over_tokens_does_not_leak(stack: Stack) -> None:
     text, reason = await stack.both("1, 2, 3, 4, 5, 6,", stop="9, 10, 11", max_tokens=60)
     assert (text, reason) == (" 7, 8, ", "stop")

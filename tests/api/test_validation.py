@@ -36,8 +36,8 @@ def raw_chat(field: str, literal: str) -> bytes:
     return json.dumps(HELLO)[:-1].encode() + f', "{field}": {literal}}}'.encode()
 
 
-NUMBERS = ["temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repeat_penalty"]
-COUNTS = ["top_k", "repeat_last_n", "seed", "n", "max_tokens", "max_completion_tokens"]
+NUMBERS = ["temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repeat_penalty", "timeout"]
+COUNTS = ["top_k", "repeat_last_n", "seed", "n", "priority", "max_tokens", "max_completion_tokens"]
 BOOLEANS = ["stream", "ignore_eos", "cache_prompt"]
 
 
@@ -70,6 +70,9 @@ OUT_OF_RANGE: list[tuple[str, list[Any]]] = [
     ("repeat_last_n", [-2, 2**31]),
     ("seed", [-1, 2**63]),
     ("n", [0, -1, 9, 1000]),
+    ("priority", [2**31, -(2**31) - 1]),
+    ("timeout", [-1, 86_401]),
+    ("service_tier", ["", "scale", "high", "x" * 1000]),
     ("max_tokens", [0, -1, -(10**12)]),
     ("max_completion_tokens", [0, -1]),
     ("stop", ["", [""], ["a"] * 17, "x" * 1025]),
@@ -86,6 +89,9 @@ def test_value_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
 
 WRONG_TYPES = [
     ("model", 7, "model"),
+    ("user", 7, "user"),
+    ("service_tier", 7, "service_tier"),
+    ("priority", "first", "priority"),
     ("stop", 7, "stop"),
     ("stop", ["a", 7], "stop[1]"),
     ("logit_bias", {"5": "x"}, "logit_bias[...]"),
@@ -155,11 +161,9 @@ HARMLESS = [
     ("logprobs", False),
     ("top_logprobs", 0),
     ("modalities", ["text"]),
-    ("user", "u-1"),
     ("store", True),
     ("metadata", {"a": "b"}),
     ("parallel_tool_calls", True),
-    ("service_tier", "auto"),
     ("reasoning_effort", "low"),
     ("foo", {"bar": [1, "\u0000"]}),
 ]

@@ -103,6 +103,8 @@ def test_gemma_template_raises_on_wrong_role_order(messages: list[dict[str, str]
 
 def test_smollm2_template_adds_a_system_message_where_none_came() -> None:
     turn = "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
-    assert render("smollm2-135m", [USER]) == f"<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{turn}"
+    assert (
+        render("smollm2-135m", [USER]) == f"<|im_start|>system\nYou are a helpful assistant who answers in plain English.<|im_end|>\n{turn}"
+    )
     own = {"role": "system", "content": "Be brief."}
     assert render("smollm2-135m", [own, USER]) == f"<|im_start|>system\nBe brief.<|im_end|>\n{turn}"

@@ -15,6 +15,7 @@ from runner.config import (
     LOG_SETTINGS,
     MODEL_SETTINGS,
     SERVER_SETTINGS,
+    ApiKey,
     EngineConfig,
     ModelFile,
     SamplingDefaults,
@@ -59,6 +60,8 @@ def test_every_setting_reaches_its_config(tmp_path: Path) -> None:
     line = (
         "--slots 3 --ctx 1000 --threads 5 --batch 64 --gpu-layers 7 --device Vulkan0 --flash-attn on --seed 9 --temperature 0.5"
         " --host 0.0.0.0 --port 0 --api-key key-1 --api-key key-2 --allowed-host box --cors-origin http://a.example"
+        " --trusted-proxy 10.0.0.0/8 --max-queue-tokens 5000 --max-waiting-per-client 6 --tokens-per-minute 7000"
+        " --queue-timeout 8.5 --request-timeout 90"
         f" --max-body 2048 --max-queue 0 --drain-timeout 1.5 --chat-template {template} --api-key-file {keys}"
     )
     engine = EngineConfig(
@@ -78,11 +81,18 @@ def test_every_setting_reaches_its_config(tmp_path: Path) -> None:
     server = ServerConfig(
         host="0.0.0.0",
         port=0,
-        api_keys=("key-1", "key-2", "key-3"),
+        api_keys=("key-1", "key-2"),
+        file_keys=(ApiKey.plain("key-3"),),
         allowed_hosts=("box",),
         cors_origins=("http://a.example",),
         max_body_bytes=2048,
         max_queue=0,
+        trusted_proxies=("10.0.0.0/8",),
+        max_queue_tokens=5000,
+        max_waiting_per_client=6,
+        tokens_per_minute=7000,
+        queue_timeout_s=8.5,
+        request_timeout_s=90,
         drain_timeout_s=1.5,
     )
     assert configs(*line.split()) == (engine, server)

@@ -5,11 +5,13 @@ were mixed up with another's, cut wrongly or computed twice gives another answer
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from runner.engine.batch import BatchPlan, Outcome
 from runner.engine.budget import PromptBudget
-from runner.engine.kv import KvOp, Swap, Trim
+from runner.engine.kv import Drop, KvOp, Park, Swap, Trim, Unpark
 from runner.engine.layout import Weights
+from runner.engine.lifecycle import State
 from runner.engine.sampling import SamplingParams
 from runner.engine.scheduler import Scheduler, StepResult
 from runner.engine.sequence import Sequence as Generation
@@ -54,28 +56,39 @@ class FakeBackend:
     def __init__(self, n_slots: int, *, n_batch: int = 64, n_ctx: int = 512) -> None:
         self.cells: list[list[int]] = [[] for _ in range(n_slots)]
         self.samplers: list[list[int] | None] = [None] * n_slots
+        self.kept: dict[str, tuple[list[int] | None, list[int] | None]] = {}
         self.plans: list[BatchPlan] = []
+        self.ops: list[KvOp] = []
         self.refuse: Callable[[KvOp], bool] = lambda op: False
         self.outcome: Callable[[BatchPlan], Outcome] = lambda plan: Outcome.DONE
         self._n_batch, self._n_ctx = n_batch, n_ctx
 
     def apply(self, ops: Iterable[KvOp]) -> list[KvOp]:
         """Carry out or refuse."""
-        refused = []
-        for op in ops:
-            slots = (op.slot_id,) if isinstance(op, Trim) else (op.source, op.target)
-            if self.refuse(op):
-                refused.append(op)
-                for slot_id in slots:
-                    self.cells[slot_id] = []
-            elif isinstance(op, Trim):
-                assert op.keep <= len(self.cells[op.slot_id])
-                del self.cells[op.slot_id][op.keep :]
-            else:
-                a, b = op.source, op.target
-                self.cells[a], self.cells[b] = self.cells[b], self.cells[a]
+        ops = list(ops)
+        self.ops += ops
+        return [op for op in ops if not self._apply(op, is_refused=not isinstance(op, Drop) and self.refuse(op))]
+
+    def _apply(self, op: KvOp, *, is_refused: bool) -> bool:
+        match op:
+            case Trim(slot_id, keep):
+                assert keep <= len(self.cells[slot_id])
+                del self.cells[slot_id][0 if is_refused else keep :]
+            case Swap(a, b):
+                self.cells[a], self.cells[b] = ([], []) if is_refused else (self.cells[b], self.cells[a])
                 self.samplers[a], self.samplers[b] = self.samplers[b], self.samplers[a]
-        return refused
+            case Park(slot_id, ticket, keeps_cells):
+                assert ticket not in self.kept
+                self.kept[ticket] = (list(self.cells[slot_id]) if keeps_cells and not is_refused else None, self.samplers[slot_id])
+                self.samplers[slot_id] = None
+            case Unpark(ticket, slot_id, has_cells):
+                cells, self.samplers[slot_id] = self.kept.pop(ticket)
+                assert not has_cells or cells is not None, "cells that were not kept cannot come back"
+                if has_cells or is_refused:
+                    self.cells[slot_id] = [] if is_refused or cells is None else cells
+            case Drop(ticket):
+                del self.kept[ticket]
+        return not is_refused
 
     def decode(self, plan: BatchPlan) -> Outcome:
         """Write the cells, unless the test says otherwise."""
@@ -120,11 +133,12 @@ class FakeBackend:
 class Rig:
     """A scheduler over a fake backend with a clock that ticks 10 ms a step."""
 
-    def __init__(self, n_slots: int = 4, *, n_batch: int = 64, n_ctx: int = 512, cell_bytes: int = 1) -> None:
+    def __init__(self, n_slots: int = 4, *, n_batch: int = 64, n_ctx: int = 512, cell_bytes: int = 1, **options: Any) -> None:
         self.backend = FakeBackend(n_slots, n_batch=n_batch, n_ctx=n_ctx)
         self.pool = SlotPool(n_slots)
         budget = PromptBudget(max_rows=n_batch, target_gap_s=0.25)
-        self.scheduler = Scheduler(self.pool, Letters(), budget, Weights(model_bytes=1_000, cell_bytes=cell_bytes))
+        self.scheduler = Scheduler(self.pool, Letters(), budget, Weights(model_bytes=1_000, cell_bytes=cell_bytes), **options)
+        self.cell_bytes = cell_bytes
         self.now = 0.0
         self.tokens: dict[str, list[int]] = {}
         self.texts: dict[str, str] = {}
@@ -146,7 +160,7 @@ class Rig:
         if refused:
             plan = self.scheduler.without(plan, refused)
         for sequence in self.scheduler.take_placed():
-            if sequence.slot_id is not None:
+            if sequence.slot_id is not None and sequence.n_parks == 0:
                 self.backend.open_sampler(sequence.slot_id, sequence.sampling, (), ignore_eos=False)
         outcome = self.backend.decode(plan) if plan.chunks else Outcome.DONE
         sampled = self.backend.sample(plan) if outcome is Outcome.DONE else []
@@ -185,6 +199,11 @@ class Rig:
         held = [slot.sequence for slot in self.pool.slots if slot.sequence is not None]
         assert set(map(id, held)) == set(map(id, self.scheduler.running))
         assert self.pool.has_free == (len(held) < len(self.pool.slots))
+        parked = [sequence for sequence in self.scheduler.waiting if sequence.state is State.PARKED]
+        dropped = {drop.ticket for drop in self.scheduler._drops}
+        assert set(self.backend.kept) - dropped == {sequence.request_id for sequence in parked}
+        assert self.scheduler.n_parked == len(parked)
+        assert self.scheduler.parked_bytes == sum(sequence.n_kept for sequence in parked) * self.cell_bytes
 
 
 __all__ = ["EOG", "FakeBackend", "Letters", "Rig", "Swap", "answer", "next_token"]

@@ -31,6 +31,9 @@ class Heard:
         """Keep the length."""
         self.n_prompt = n_prompt
 
+    def on_placed(self) -> None:
+        """Nothing to keep."""
+
     def on_text(self, text: str, n_tokens: int) -> None:
         """Keep text and time."""
         self.text += text

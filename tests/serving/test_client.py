@@ -19,6 +19,7 @@ from runner.serving.protocol import (
     Ready,
     Refused,
     Snapshot,
+    Stamps,
     StepEvents,
     Submit,
     TextPrompt,
@@ -157,6 +158,45 @@ async def test_acceptance_may_come_again_from_the_next_engine(client: EngineClie
     engine.finish("a")
     await heard.end(1)
     assert heard.n_accepted == 2
+
+
+async def test_placement_is_told_once_by_each_engine(client: EngineClient, children: Children) -> None:
+    class Counting(Heard):
+        n_placed = 0
+
+        def on_placed(self) -> None:
+            self.n_placed += 1
+
+    heard = Counting()
+    children.last.ready()
+    client.submit(submit("a"), heard)
+    children.last.accept("a")
+    for _ in range(2):  # parked and resumed, say
+        children.last.place("a")
+    assert heard.n_placed == 1
+    engine = await next_engine(children)
+    engine.accept("a")
+    engine.place("a")
+    engine.finish("a")
+    await heard.end(1)
+    assert heard.n_placed == 2
+
+
+async def test_snapshot_is_told_after_the_ends_of_its_step(
+    client: EngineClient, children: Children, caplog: pytest.LogCaptureFixture
+) -> None:
+    children.last.ready()
+    asked(client, "a", "b")
+    seen: list[tuple[int, int, list[str]]] = []
+    client.on_snapshot = lambda: seen.append((client.n_snapshots, client.n_live, client.queue))
+    end = Finished("a", "stop", 1, 0, 1, Stamps(1.0, 1.0, 1.0, 1.0, 1.0))
+    for queue in (["b"], None):
+        client.on_message(StepEvents(finished=[end], snapshot=Snapshot([], 1, Counters(), 0.1, queue=queue)))
+    client.on_message(StepEvents(finished=[end]))
+    assert seen == [(1, 1, ["b"]), (2, 1, ["b"])]
+    client.on_snapshot = lambda: 1 / 0  # type: ignore[assignment]
+    client.on_message(StepEvents(snapshot=SNAPSHOT))
+    assert "what listens to snapshots failed" in caplog.text
 
 
 async def test_the_arrival_is_the_fronts_instant_for_every_engine(client: EngineClient, children: Children) -> None:
