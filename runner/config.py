@@ -17,6 +17,8 @@ MAX_SLOTS: Final = 256
 DEFAULT_PORT: Final = 8080
 # Enough for 300,000 tokens even where every character of the text is escaped; a slot holds 4,096 unless told otherwise.
 DEFAULT_MAX_BODY: Final = 8 * 1024 * 1024
+# Chosen by what a stream sees beside a long prompt, and what that prompt waits (docs/log.md).
+DEFAULT_ITL_TARGET_S: Final = 0.225
 DEFAULT_QUEUE_TOKENS: Final = 1_000_000
 MAX_DEADLINE_S: Final = 86_400
 
@@ -60,6 +62,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     chat_template: str | None = None
     sampling: SamplingDefaults = SamplingDefaults()
+    itl_target_s: float = DEFAULT_ITL_TARGET_S
     policy: PolicyName = "fair"
     share_grace_s: float = 1.0
     max_running_per_client: int = 0  # 0: no limit
@@ -159,6 +162,14 @@ MODEL_SETTINGS: Final = (
     Setting("device", "str", "back-end device to use, as `doctor` names it; 'cpu' for none (default: the best one)"),
     Setting("flash-attn", "choice", "flash attention kernels", default="auto", choices=("auto", "on", "off")),
     Setting("seed", "int", "seed for requests that bring none (default: a new one for each request)", min=0, max=2**32 - 2),
+    Setting(
+        "itl-target",
+        "float",
+        "seconds between two tokens of a stream that a prompt computed meanwhile should not exceed",
+        default=DEFAULT_ITL_TARGET_S,
+        min=0,
+        max=60,
+    ),
     Setting("policy", "choice", "who gets the next slot", default="fair", choices=("fair", "priority", "fcfs")),
     Setting(
         "share-grace",

@@ -181,6 +181,7 @@ def engine_config(model: ChosenModel, chosen: Chosen) -> EngineConfig:
         device=chosen.text("device"),
         flash_attn=msgspec.convert(chosen.text("flash-attn"), FlashAttn),
         seed=chosen.number("seed"),
+        itl_target_s=known(chosen.real("itl-target")),
         policy=msgspec.convert(chosen.text("policy"), PolicyName),
         share_grace_s=known(chosen.real("share-grace")),
         max_running_per_client=known(chosen.number("max-running-per-client")),

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 Clock = Callable[[], float]
 
-# The gap between two tokens of a stream that a prompt computed meanwhile should not exceed.
-TARGET_GAP_S = 0.25
 # Before anything was measured: how slowly weights may come from a cold disk (see Snapshot.longest_step_s).
 _SLOWEST_BYTES_PER_S = 500e6
 _KV_LINE = re.compile(r"KV buffer size\s*=\s*([\d.]+) MiB")
@@ -125,7 +123,7 @@ def load_engine(config: EngineConfig, *, clock: Clock, progress: Callable[[float
     scheduler = Scheduler(
         SlotPool(size.n_slots),
         model.vocabulary,
-        PromptBudget(max_rows=config.n_batch, target_gap_s=TARGET_GAP_S),
+        PromptBudget(max_rows=config.n_batch, target_gap_s=config.itl_target_s),
         Weights(model.size_bytes, model.cell_bytes),
         policy=config.policy,
         max_running_per_client=config.max_running_per_client,
