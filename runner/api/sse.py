@@ -47,6 +47,7 @@ class EventStream:
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._n_written = 0
+        self._n_surely_taken = 0  # as of the last look: until it could be too much that lies there, there is none for each token
         self._longest_write = 0
         self._n_taken = 0
         self._still_since: float | None = None
@@ -67,14 +68,14 @@ class EventStream:
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        # A single long text is nobody's fault: it may lie there besides the limit.
-        if transport.get_write_buffer_size() > MAX_UNREAD_BYTES + self._longest_write:
+        if self._n_written - self._n_surely_taken > MAX_UNREAD_BYTES and self._has_left_too_much(transport):
             self._cut_off(transport)
             return
         self._is_quiet = False
         data = b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body
         self._n_written += len(data)
-        self._longest_write = max(self._longest_write, len(data))
+        if len(data) > self._longest_write:
+            self._longest_write = len(data)
         transport.write(data)
 
     def offer(self, body: bytes) -> None:
@@ -109,6 +110,12 @@ class EventStream:
             self.offer(KEEP_ALIVE)
         self._is_quiet = True
         self._arm()
+
+    def _has_left_too_much(self, transport: asyncio.Transport) -> bool:
+        """A single long text is nobody's fault: it may lie there besides the limit."""
+        n_unread = transport.get_write_buffer_size()
+        self._n_surely_taken = self._n_written - n_unread
+        return n_unread > MAX_UNREAD_BYTES + self._longest_write
 
     def _stands_still(self, n_unread: int) -> bool:
         now, n_taken = asyncio.get_running_loop().time(), self._n_written - n_unread
