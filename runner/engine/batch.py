@@ -1,6 +1,6 @@
 """One step's work as a value."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -54,11 +54,15 @@ def count_passes(rows: Sequence[tuple[int, int]]) -> int:
     """
     if len(rows) <= 1:
         return len(rows)
-    passes = 0
     if all(n == 1 for _, n in rows):
         # The step of every token: the number of runs of consecutive slots.
         return sum(i == 0 or slot_id != rows[i - 1][0] + 1 for i, (slot_id, _) in enumerate(rows))
-    left = [[slot_id, n] for slot_id, n in rows]
+    return sum(1 for _ in passes([Chunk(slot_id, 0, range(n), has_logits=False) for slot_id, n in rows]))
+
+
+def passes(chunks: Sequence[Chunk]) -> Iterator[tuple[int, int]]:
+    """(rows, longest context in tokens) of each pass; the rule is that of `count_passes`."""
+    left = [[chunk.slot_id, len(chunk.tokens), chunk.pos] for chunk in chunks]
     while left:
         group = [left[0]]
         for entry in left[1:]:
@@ -67,9 +71,9 @@ def count_passes(rows: Sequence[tuple[int, int]]) -> int:
         depth = min(entry[1] for entry in group)
         for entry in group:
             entry[1] -= depth
+            entry[2] += depth
+        yield depth * len(group), max(entry[2] for entry in group)
         left = [entry for entry in left if entry[1] > 0]
-        passes += 1
-    return passes
 
 
 class Outcome(Enum):

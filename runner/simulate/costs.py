@@ -10,13 +10,12 @@ rows, with straight lines between. Fitted to SmolLM2-135M Q8_0 on 2 cores (docs/
 A decoding row takes 2.0 µs a token of its context (178 tokens/s without any, 84 at 3,000), a prompt row 0.4 µs (1,102 and 478).
 """
 
-from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Self
 
 import msgspec
 
-from runner.engine.batch import BatchPlan, Chunk
+from runner.engine.batch import BatchPlan, passes
 from runner.engine.capacity import padded
 from runner.errors import ConfigError
 
@@ -88,19 +87,3 @@ class StepCost:
         points = self.costs.pass_s
         (n0, s0), (n1, s1) = next((pair for pair in pairwise(points) if n_rows <= pair[1][0]), points[-2:])
         return max(s0 + (s1 - s0) * (n_rows - n0) / (n1 - n0), 0.0)
-
-
-def passes(chunks: Sequence[Chunk]) -> Iterator[tuple[int, int]]:
-    """(rows, longest context) of each pass over the weights; the rule is that of `engine.batch.count_passes`."""
-    left = [[chunk.slot_id, len(chunk.tokens), chunk.pos] for chunk in chunks]
-    while left:
-        group = [left[0]]
-        for entry in left[1:]:
-            if entry[0] == group[-1][0] + 1:
-                group.append(entry)
-        depth = min(entry[1] for entry in group)
-        for entry in group:
-            entry[1] -= depth
-            entry[2] += depth
-        yield depth * len(group), max(entry[2] for entry in group)
-        left = [entry for entry in left if entry[1] > 0]

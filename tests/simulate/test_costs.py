@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.engine.batch import BatchPlan, Chunk, count_passes
+from runner.engine.batch import BatchPlan, Chunk, count_passes, passes
 from runner.errors import ConfigError
-from runner.simulate.costs import Costs, StepCost, passes
+from runner.simulate.costs import Costs, StepCost
 
 COST = StepCost(Costs())
 
