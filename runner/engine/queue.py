@@ -60,9 +60,9 @@ class WaitingQueue:
         if self._gate.lets(sequence):
             self._lines[sequence.tier].push(sequence)
 
-    def peek(self, now: float) -> Sequence | None:
+    def peek(self) -> Sequence | None:
         """Who is next; None where nobody is, or all are held back by their clients' limits."""
-        return self._choose(self._lines, now, self._n_turns)
+        return self._choose(self._lines, self._n_turns)
 
     def take(self, sequence: Sequence) -> None:
         """The sequence got a slot."""
@@ -117,27 +117,27 @@ class WaitingQueue:
             self._lines[sequence.tier].push(sequence)
 
 
-# -- policies: pure functions of the lines, the time, and the number of turns since the last aged request ------------------------
+# -- policies: pure functions of the lines and of the number of turns since the last aged request ------------------------
 
 
-def first_come(lines: "Seq[_Line]", now: float, n_turns: int) -> Sequence | None:
+def first_come(lines: "Seq[_Line]", n_turns: int) -> Sequence | None:
     """By arrival alone."""
     return min((line.oldest for line in lines if line.oldest is not None), key=_place, default=None)
 
 
-def by_priority(lines: "Seq[_Line]", now: float, n_turns: int) -> Sequence | None:
+def by_priority(lines: "Seq[_Line]", n_turns: int) -> Sequence | None:
     """By arrival plus the tier's slack."""
     return min((line.oldest for line in lines if line.oldest is not None), key=aged_place, default=None)
 
 
-def by_share(lines: "Seq[_Line]", now: float, n_turns: int) -> Sequence | None:
+def by_share(lines: "Seq[_Line]", n_turns: int) -> Sequence | None:
     """The best tier's least charged client; now and then a request of a lower tier that has waited out the difference of the slacks."""
     best = next((line for line in lines if not line.is_empty), None)
     if best is None:
         return None
     chosen = best.least_charged
     if n_turns >= TURNS_BEFORE_AGED:
-        aged = by_priority([line for line in lines if line.tier > best.tier], now, n_turns)
+        aged = by_priority([line for line in lines if line.tier > best.tier], n_turns)
         if aged is not None and chosen is not None and aged_place(aged) < aged_place(chosen):
             return aged
     return chosen
@@ -154,7 +154,7 @@ def aged_place(sequence: Sequence) -> Key:
     return arrived_at + SLACK_S[sequence.tier], number
 
 
-Policy = Callable[["Seq[_Line]", float, int], Sequence | None]
+Policy = Callable[["Seq[_Line]", int], Sequence | None]
 POLICIES: Final[dict[str, Policy]] = {"fair": by_share, "priority": by_priority, "fcfs": first_come}
 
 

@@ -186,7 +186,7 @@ class Scheduler:
     def _place_waiting(self, now: float, *, may_move: bool) -> list[KvOp]:
         """Fill the free slots. `may_move`: of the cells in host memory one sequence's may be brought back in this step."""
         ops: list[KvOp] = []
-        while self.pool.has_free and (sequence := self.waiting.peek(now)) is not None:
+        while self.pool.has_free and (sequence := self.waiting.peek()) is not None:
             placing = self._place(sequence, now, may_move=may_move)
             if placing is None:
                 break
@@ -253,7 +253,7 @@ class Scheduler:
         """Who gives up its slot, and to whom. While a refused batch is taken apart, nobody moves."""
         if self.pool.has_free or self._solo or not self.waiting:
             return None
-        first = self.waiting.peek(now)
+        first = self.waiting.peek()
         victim = None if first is None else self._preemption.victim_for(first, self.running, now)
         return None if first is None or victim is None else (victim, first)
 

@@ -30,11 +30,11 @@ def filled(*sequences: Sequence, policy: PolicyName = "fair", limit: int = 0) ->
     return queue
 
 
-def served(queue: WaitingQueue, n: int, *, now: float = 0.0, cost: float = 1.0) -> list[Sequence]:
+def served(queue: WaitingQueue, n: int, *, cost: float = 1.0) -> list[Sequence]:
     """The next `n`, each of which runs at once, costs the same, and ends."""
     found = []
     for _ in range(n):
-        first = queue.peek(now)
+        first = queue.peek()
         if first is None:
             break
         queue.take(first)
@@ -53,7 +53,7 @@ def test_of_one_client_and_tier_who_came_first_is_first(policy: PolicyName) -> N
 @pytest.mark.parametrize(("policy", "order"), [("fair", "hnlb"), ("priority", "hnlb"), ("fcfs", "blnh")])
 def test_tiers_count_unless_first_come_is_first_served(policy: PolicyName, order: str) -> None:
     waiting = {tier.name[0].lower(): sequence(at=3.0 - tier, tier=tier) for tier in Tier}
-    assert served(filled(*waiting.values(), policy=policy), 4, now=3.0) == [waiting[letter] for letter in order]
+    assert served(filled(*waiting.values(), policy=policy), 4) == [waiting[letter] for letter in order]
 
 
 def test_a_client_with_many_requests_gets_no_more_turns_than_one_with_few() -> None:
@@ -67,7 +67,7 @@ def test_turns_go_by_cost_and_not_by_count() -> None:
     queue = filled(*(sequence("long") for _ in range(20)), *(sequence("short") for _ in range(20)))
     spent: Counter[str] = Counter()
     for _ in range(20):
-        first = queue.peek(0.0)
+        first = queue.peek()
         assert first is not None
         queue.take(first)
         cost = 9.0 if first.owner.client == "long" else 1.0
@@ -126,7 +126,7 @@ def test_what_has_ended_is_not_kept() -> None:
 
 def test_who_goes_away_with_debts_finds_them_again() -> None:
     queue = filled(sequence("debtor"), *(sequence("other") for _ in range(40)))
-    first = queue.peek(0.0)
+    first = queue.peek()
     assert first is not None
     assert first.owner.client == "debtor"
     queue.take(first)
@@ -146,7 +146,7 @@ def test_no_tier_waits_for_ever_under_a_stream_of_better_ones(tier: Tier) -> Non
         now += 1.0
         queue.push(sequence(f"c{int(now) % 7}", at=now, tier=Tier.HIGH))
         queue.push(sequence(f"c{int(now) % 5}", at=now, tier=Tier.HIGH))  # twice what is served
-        if served(queue, 1, now=now) == [old]:
+        if served(queue, 1) == [old]:
             break
         others += 1
     # Those that wait in the better tier came when it had waited its slack out at the latest, but for the turns between.
@@ -156,7 +156,7 @@ def test_no_tier_waits_for_ever_under_a_stream_of_better_ones(tier: Tier) -> Non
 def test_aged_requests_take_one_turn_in_four_at_most() -> None:
     old = [sequence("old", at=0.0, tier=Tier.BATCH) for _ in range(20)]
     new = [sequence("new", at=10_000.0, tier=Tier.HIGH) for _ in range(40)]
-    tiers = [each.tier for each in served(filled(*old, *new), 16, now=10_000.0)]
+    tiers = [each.tier for each in served(filled(*old, *new), 16)]
     assert tiers.count(Tier.BATCH) == 4
 
 
@@ -183,15 +183,15 @@ def test_a_client_has_no_more_running_than_its_limit_and_holds_nobody_up() -> No
     other = sequence("other", at=9.0)
     queue = filled(*mine, other, policy="fcfs", limit=2)
     running = []
-    while (first := queue.peek(0.0)) is not None:
+    while (first := queue.peek()) is not None:
         queue.take(first)
         running.append(first)
     assert running == [mine[0], mine[1], other]
     queue.remove(mine[2])  # held back, and gives up
     queue.leave(mine[0])
-    assert queue.peek(0.0) is mine[3]
+    assert queue.peek() is mine[3]
     queue.remove(mine[3])  # in line, and gives up: the next one comes through
-    assert queue.peek(0.0) is mine[4]
+    assert queue.peek() is mine[4]
 
 
 def test_accounts_of_clients_that_are_gone_are_not_kept_without_bound() -> None:
@@ -229,7 +229,7 @@ def test_whatever_happens_everybody_is_served_once_and_limits_hold(
             case "push":
                 waiting.append(sequence(f"c{number % 3}", part=f"p{number}", at=float(now), tier=tier))
                 queue.push(waiting[-1])
-            case "take" if (first := queue.peek(float(now))) is not None:
+            case "take" if (first := queue.peek()) is not None:
                 queue.take(first)
                 waiting.remove(first)
                 running.append(first)
@@ -247,9 +247,9 @@ def test_whatever_happens_everybody_is_served_once_and_limits_hold(
         if limit:
             assert max(Counter(each.owner.client for each in running).values(), default=0) <= limit
         elif waiting:
-            assert queue.peek(float(now)) is not None
+            assert queue.peek() is not None
     while waiting or running:
-        while (first := queue.peek(1e6)) is not None:
+        while (first := queue.peek()) is not None:
             queue.take(first)
             waiting.remove(first)
             running.append(first)
