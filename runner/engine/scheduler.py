@@ -24,8 +24,9 @@ from runner.engine.budget import PromptBudget
 from runner.engine.kv import Drop, KvOp, Park, Swap, Trim, Unpark
 from runner.engine.layout import Mover, Weights, closing_swap
 from runner.engine.lifecycle import Reason, State
+from runner.engine.places import aged_place
 from runner.engine.preempt import Preemption
-from runner.engine.queue import WaitingQueue, aged_place
+from runner.engine.queue import WaitingQueue
 from runner.engine.sequence import Sequence
 from runner.engine.slots import Slot, SlotPool
 

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from runner.config import PolicyName
 from runner.engine.order import SLACK_S, Owner, Tier
-from runner.engine.queue import MAX_IDLE, TURNS_BEFORE_AGED, WaitingQueue
+from runner.engine.policies import TURNS_BEFORE_AGED
+from runner.engine.queue import WaitingQueue
 from runner.engine.sampling import SamplingParams
 from runner.engine.sequence import Sequence, Times
+from runner.engine.shares import MAX_IDLE
 
 NUMBERS = itertools.count()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runner.cli.simulate import POLICY_NAMES, TRACE_NAMES
-from runner.engine.queue import POLICIES
+from runner.engine.policies import POLICIES
 from runner.simulate.traces import TRACES
 from tests.cli.program import run
 

@@ -11,7 +11,7 @@ from runner.config import PolicyName
 from runner.engine.batch import Outcome
 from runner.engine.lifecycle import Reason
 from runner.engine.order import Tier
-from runner.engine.queue import POLICIES
+from runner.engine.policies import POLICIES
 from runner.simulate.machine import Machine
 from runner.simulate.simulation import Setup, compare, make_scheduler, seconds_between
 from runner.simulate.traces import NEVER, TRACES, Arrival, Scene, Trace
