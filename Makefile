@@ -4,6 +4,7 @@ PYTHON ?= python3
 MODEL ?= smollm2-135m
 BACKENDS ?= cpu
 ROUNDS ?= 7
+SECONDS ?= 600
 VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.setup-$(BACKENDS)
@@ -17,7 +18,7 @@ LLAMA_CPP := $(shell grep -o 'llama-cpp-python==[0-9.]*' pyproject.toml)
 FROM_SOURCE := --no-cache-dir --no-binary llama-cpp-python --force-reinstall --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup exe model run test bench lint clean
+.PHONY: help setup exe model run test soak bench lint clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -47,6 +48,9 @@ test: $(SETUP) ## run all tests, on the real models and the built executable
 	$(BIN)/python -m build.executable gemma3-270m --fetch-only
 	$(BIN)/python -m build.executable smollm2-135m --backends cpu
 	$(BIN)/python -m pytest
+
+soak: $(SETUP) ## ten minutes of random clients and injected failures (SECONDS=600 SEED=number EXE=dist/MODEL)
+	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(addprefix --seed ,$(SEED)) $(addprefix --executable ,$(EXE))
 
 bench: ## measure beside llama-server (PEER=path/to/llama-server ROUNDS=7)
 	@test -x "$(PEER)" || { echo "Error: make bench PEER=path/to/llama-server needs the server to compare with" >&2; exit 2; }

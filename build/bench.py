@@ -31,9 +31,11 @@ from build.fetch import Cache, fetch_model
 from runner.bench.load import Load, percentile
 from runner.bundle.catalogue import find_entry, read_catalogue
 from runner.bundle.locate import find_bundle
+from runner.simulate.planning import measure
 
 PORT = 18080
 N_SLOTS, N_CTX, N_THREADS = 8, 4096, 2
+HEADERS_CTX = 4608  # a prompt of 4,000 tokens and its answer
 HERE = "--host 127.0.0.1 --port {port}"
 MIB = 1024 * 1024
 FLOOD = (20.0, 4200)  # prompts a second, words in each: more tokens than a slot holds
@@ -227,12 +229,27 @@ def queue(contest: Contest) -> Iterator[Row]:
         yield Row("64 requests at once: first token p50, s", bench_queue.burst(ours, few), bench_queue.burst(peer, few), "<= 1.0")
         yield Row("a `priority` request among `flex` ones: first token, s, against no tiers", *bench_queue.urgent(ours, few), "<= 0.3")
         yield Row("parked and resumed: seconds with a slot, against undisturbed", *bench_queue.parked(ours, few), "<= 1.05")
+    room = f"--ctx {N_CTX}", f"--ctx {HEADERS_CTX}"
+    theirs = contest.theirs.replace(f"-c {N_SLOTS * N_CTX}", f"-c {N_SLOTS * HEADERS_CTX}")
+    with serving(contest.ours.replace(*room), PORT), serving(theirs, PORT + 1):
+        ours, peer = Load(f"http://127.0.0.1:{PORT}"), Load(f"http://127.0.0.1:{PORT + 1}")
+        one_by_one = bench_queue.headers(ours, few), bench_queue.headers(peer, 1, 1)
+        yield Row("headers of a stream, prompt of 4,000 tokens, all slots busy: p95, s", *one_by_one, "<= 0.1 s")
+        yield Row("the same, 8 at once: p95, s", bench_queue.headers(ours, few, 8, at_once=True), None, "(0.1 s)")
     with bench_queue.temporary() as directory:
         command = f"{contest.ours} --api-key-file {bench_queue.key_file(directory)}"
         with serving(command, PORT):
             load = Load(f"http://127.0.0.1:{PORT}")
             name = "four clients beside one with 50 requests: first token p95, s, against alone"
             yield Row(name, *bench_queue.neighbours(load, few), "<= 2.5")
+
+
+def planning(contest: Contest) -> Iterator[Row]:
+    """What the scheduler needs to plan a step with 8 running: the median of the rounds' medians, real time, no model."""
+    found = [measure(("fair",)) for _ in range(contest.rounds)]
+    few, many = (statistics.median(rows[i].plan_us for rows in found) for i in range(2))
+    yield Row("planning a step, 10 waiting, µs", few, None, "<= 50")
+    yield Row("the same with 100,000 waiting, against 10", many, few, "<= 2")
 
 
 def cold(contest: Contest) -> Iterator[Row]:
@@ -295,6 +312,7 @@ PARTS: dict[str, Callable[[Contest], Iterator[Row]]] = {
     "raw": raw,
     "itl": itl,
     "queue": queue,
+    "planning": planning,
     "cold": cold,
     "memory": memory,
 }

@@ -5,6 +5,8 @@ burst       64 requests at once, 16 tokens each, one client: p50 of TTFT
 urgent      8 requests of 128 tokens hold all slots and 8 wait, all `flex`; half a second later one `priority`: its TTFT,
             against the same with no tiers at all
 parked      of the same, those `flex` requests that were parked: time from arrival to end without queue and parking, against 8 undisturbed
+headers     8 streams of 256 tokens; when all have begun, 20 streaming requests with a prompt of 4,000 tokens, one after the other or 8 at
+            once: p95 of the time to the response headers. llama-server sends none before the first token: one request shows that
 neighbours  one client (a key of its own) with 50 requests of 32 tokens, half a second later four others with one each: p95 of their
             TTFT, against the four alone
 """
@@ -60,6 +62,11 @@ def _whole(load: Load, number: int) -> list[float]:
         return [stream.total_s for stream in streams]
 
     return asyncio.run(run())
+
+
+def headers(load: Load, rounds: int, n_requests: int = 20, *, at_once: bool = False) -> float:
+    """p95 of the seconds to the response headers of a prompt of 4,000 tokens (a word is one), all slots busy."""
+    return median(lambda number: percentile(asyncio.run(load.headers(8, 256, n_requests, 3970, number, at_once=at_once)), 0.95), rounds)
 
 
 def neighbours(load: Load, rounds: int) -> tuple[float, float]:

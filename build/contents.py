@@ -17,7 +17,7 @@ Entry = tuple[str, str, str]
 FOREIGN: Final = """
     numpy diskcache pydantic pydantic_core annotated_types typing_inspection mypy mypy_extensions librt ast_serialize
     hypothesis sortedcontainers pygments brotli brotlicffi aiodns pycares uvloop gunicorn twisted IPython ipywidgets babel
-    setuptools pkg_resources pip wcwidth._wcwidth_c
+    setuptools pkg_resources pip wcwidth._wcwidth_c markdown_it mdurl rich.markdown rich.syntax rich.traceback rich.json rich.__main__
 """
 
 # The standard library's share of the same. Nothing here speaks TLS, and aiohttp reads the machine's certificates for it on sight: 34 ms.

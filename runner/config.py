@@ -63,6 +63,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     sampling: SamplingDefaults = SamplingDefaults()
     itl_target_s: float = DEFAULT_ITL_TARGET_S
+    prompt_chunk: int = 0  # 0: by itl_target_s
     policy: PolicyName = "fair"
     share_grace_s: float = 1.0
     max_running_per_client: int = 0  # 0: no limit
@@ -170,11 +171,20 @@ MODEL_SETTINGS: Final = (
         min=0,
         max=60,
     ),
+    Setting(
+        "prompt-chunk",
+        "int",
+        "prompt tokens computed in one step while others stream; 0 is what --itl-target allows",
+        default=0,
+        min=0,
+        max=8192,
+    ),
     Setting("policy", "choice", "who gets the next slot", default="fair", choices=("fair", "priority", "fcfs")),
     Setting(
         "share-grace",
         "float",
-        "seconds that a client below its share waits before one above its own gives a slot back",
+        "seconds that a client below its share waits before one above its own gives a slot back; "
+        "a twentieth of it where that one has more requests waiting",
         default=1.0,
         min=0,
         max=3600,

@@ -26,13 +26,14 @@ def request_id(given: str | None) -> str:
 class AccessEntry:
     """What will be said of one request. Written once its response is out and the engine has said its last word."""
 
-    def __init__(self, request: web.Request, started_at: float) -> None:
+    def __init__(self, request: web.BaseRequest, client: str, started_at: float) -> None:
+        """`client`: the address that it is told by, never a key."""
         self.request_id = request_id(request.headers.get(REQUEST_ID_HEADER))
         self.started_at = started_at
         self.status = 499
         self.call: Call | None = None
         self.error: RunnerError | None = None
-        self._client = request.remote or "-"
+        self._client = client
         self._method = request.method
         self._path = request.path
 

@@ -15,7 +15,7 @@ from msgspec import UNSET
 from runner.api.access import AccessEntry
 from runner.api.call import Call
 from runner.api.call import Choice as Sequence
-from runner.api.deadlines import TIMEOUT_HEADER, deadlines
+from runner.api.deadlines import deadlines
 from runner.api.errors import error_json
 from runner.api.front import Front
 from runner.api.identity import CLIENT, PART_HEADER
@@ -38,7 +38,7 @@ async def answer(front: Front, request: web.Request, generation: Generation, sha
     """
     entry = request[ENTRY]
     generation = _signed(generation, request)
-    limits = deadlines(front.config, generation.timeout_s, request.headers.get(TIMEOUT_HEADER), entry.started_at)
+    limits = deadlines(front.config, generation.queue_timeout_s, generation.timeout_s, request.headers, entry.started_at)
     has_notices = wants_notices(request.headers.get(NOTICES_HEADER))
     call = front.start(generation, entry, limits)
     try:

@@ -19,9 +19,10 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from runner.api import chat_completions, completions, live, status
-from runner.api.access import REQUEST_ID_HEADER, AccessEntry
+from runner.api.access import AccessEntry
 from runner.api.answer import ENTRY
 from runner.api.errors import error_response, from_http
+from runner.api.framing import WAITS, ask_for_body
 from runner.api.front import Front
 from runner.api.guard import Guard
 from runner.api.identity import CLIENT
@@ -79,17 +80,19 @@ class _Edge:
         self._front = front
         self._guard = guard
         self._routes = {_canonical(route.path): route for route in routes}
-        self._server = f"slotfile/{front.version}"
         self.steps: tuple[_Step, ...] = (self._observe, self._translate, self._check)
 
     async def _observe(self, request: web.Request, handler: _Next) -> web.StreamResponse:
         clock = asyncio.get_running_loop().time
-        entry = AccessEntry(request, clock())
+        identities = self._front.identities
+        entry = AccessEntry(request, identities.address_of(request), clock())
         request[ENTRY] = entry
         self._front.on_request(request)
         try:
             response = await handler(request)
             entry.status = response.status
+            if request.get(WAITS):  # it may send its body all the same, or the next request: nobody can tell them apart
+                response.force_close()
             return response
         finally:  # a client that left cancels this task: status 499
             route = self._route(request)
@@ -124,6 +127,7 @@ class _Edge:
             self._guard.check_body(request)
             if route.needs_model:
                 self._front.model()
+            await ask_for_body(request)
         return await handler(request)
 
     async def _preflight(self, request: web.Request, handler: _Next) -> web.StreamResponse:
@@ -136,11 +140,8 @@ class _Edge:
     async def complete(self, request: web.Request, response: web.StreamResponse) -> None:
         """Set what belongs on every response, just before its headers go out."""
         headers = response.headers
-        headers[hdrs.SERVER] = self._server
-        headers["X-Content-Type-Options"] = "nosniff"
+        headers.update(self._front.headers(request[ENTRY].request_id))
         headers.update(self._guard.response_headers(request))
-        if (entry := request.get(ENTRY)) is not None:
-            headers[REQUEST_ID_HEADER] = entry.request_id
         if request.method == "POST" and (client := request.get(CLIENT)) is not None:
             headers.update(self._front.bounds.headers(client.name))
 

@@ -20,6 +20,6 @@ async def read_body(request: web.Request, max_bytes: int) -> bytearray:
                     raise BodyTooLarge(f"The request body has more than {max_bytes} bytes, which is the limit")
     except TimeoutError:
         raise InvalidRequest(f"The request body did not arrive within {BODY_TIMEOUT_S:g} s") from None
-    except web.RequestPayloadError as error:
-        raise InvalidRequest(f"The request body cannot be read: {error}") from None
+    except web.RequestPayloadError:  # its text has several lines, and repeats what came
+        raise InvalidRequest("The request body cannot be read: it is not framed or encoded as its headers say") from None
     return body

@@ -13,9 +13,11 @@ from typing import Final
 
 from runner.api.bucket import TokenBucket
 from runner.api.call import Call, Choice
-from runner.api.pace import LEAST_S, MOST_S, Pace
+from runner.api.outlook import Outlook
 from runner.api.parameters import Generation
 from runner.config import ServerConfig
+from runner.engine.ends import LEAST_S, MOST_S, Ends
+from runner.engine.room import over_queue, waiting_of_client
 from runner.errors import InvalidRequest, Overloaded, RateLimited
 from runner.serving.client import EngineClient
 
@@ -58,7 +60,8 @@ class Bounds:
         self._config = config
         self._engine = engine
         self._clock = clock
-        self._pace = Pace()
+        self._ends = Ends()
+        self._outlook = Outlook(engine, lambda: self._clock())
         self._accounts: dict[str, _Account] = {}
         self._sweep_at = _SWEEP_AT_LEAST
         # Sequences that hold no slot, in order of arrival, with their prompt's tokens: 0 until the engine has counted them.
@@ -78,9 +81,15 @@ class Bounds:
         self._check_queue_tokens(n_slots)
         self._check_bytes(generation)
 
-    def estimate_s(self, n_ends: float) -> float | None:
-        """About the time until so many requests have ended, which is the wait of who has that place; None while nothing has ended."""
-        return self._pace.estimate_s(self._clock(), n_ends)
+    def wait_s(self, choice: Choice, place: int) -> float | None:
+        """About the time until a choice at this place gets its slot; None while nothing is known."""
+        wait_s = self._outlook.wait_s(choice)
+        return wait_s if wait_s is not None else self._ends.estimate_s(self._clock(), place)
+
+    def mean_wait_s(self, n_waiting: int) -> float | None:
+        """About the mean wait of so many that wait now; None while nothing is known."""
+        wait_s = self._outlook.mean_wait_s()
+        return wait_s if wait_s is not None else self._ends.estimate_s(self._clock(), (n_waiting + 1) / 2)  # the mean of the places 1 to n
 
     def headers(self, client: str) -> dict[str, str]:
         """What OpenAI's rate limit headers say of a client, of those bounds that are set."""
@@ -89,7 +98,7 @@ class Bounds:
         headers: dict[str, str] = {}
         if config.max_waiting_per_client:
             n_waiting = self._n_client_waiting(account)
-            reset_s = self._pace.wait_s(now, n_ends=self._ends_for(account, n_waiting)) if n_waiting else 0.0
+            reset_s = self._client_wait_s(client, account, n_waiting) if n_waiting else 0.0
             headers |= _limit_headers("requests", config.max_waiting_per_client, config.max_waiting_per_client - n_waiting, reset_s)
         if config.tokens_per_minute:
             n_left, reset_s = config.tokens_per_minute, 0.0
@@ -111,12 +120,11 @@ class Bounds:
         if not limit:
             return
         account = self._accounts.get(generation.owner.client)
-        n_own = (account.n_waiting if account is not None else 0) + n_new
-        n_waiting = min(n_own, self._engine.n_live + n_new - n_slots)
+        n_own = account.n_waiting if account is not None else 0
+        n_waiting = waiting_of_client(n_own, n_new, self._engine.n_live, n_slots)
         if n_waiting > limit:
             text = f"{n_waiting} of your requests would wait with this one; a client may have {limit} waiting"
-            ends = self._ends_for(account, n_waiting - limit)
-            raise RateLimited(text, retry_after_s=self._pace.wait_s(self._clock(), n_ends=ends))
+            raise RateLimited(text, retry_after_s=self._client_wait_s(generation.owner.client, account, n_waiting - limit))
 
     def _check_client_tokens(self, generation: Generation) -> None:
         limit, account = self._config.tokens_per_minute, self._accounts.get(generation.owner.client)
@@ -130,8 +138,7 @@ class Bounds:
 
     def _check_queue(self, generation: Generation, n_slots: int) -> None:
         max_queue, n_live = self._config.max_queue, self._engine.n_live
-        n_over = n_live + generation.n_choices - n_slots - max_queue
-        if n_over > 0:
+        if n_over := over_queue(n_live, generation.n_choices, n_slots, max_queue):
             raise self._overloaded(f"{max(0, n_live - n_slots)} requests are waiting; the queue holds {max_queue}", n_ends=n_over)
 
     def _check_queue_tokens(self, n_slots: int) -> None:
@@ -155,7 +162,8 @@ class Bounds:
             account.charges[call] = _Charge(generation.n, generation.n_bytes // _BYTES_A_TOKEN)
         for choice in call.choices:
             if not choice.is_over:  # an engine that is gone refuses at once
-                self._pace.began(now)
+                self._ends.began(now)
+                self._outlook.began(choice, client=client, tier=generation.tier, max_tokens=generation.max_tokens)
                 account.n_live += 1
                 account.n_waiting += 1
                 self._waiting[choice] = 0
@@ -165,6 +173,7 @@ class Bounds:
         """A choice was accepted, was placed, waits again or is over. One that brings too many tokens into the queue is refused here."""
         if choice not in self._clients:
             return
+        self._outlook.changed(choice)
         account = self._accounts[self._clients[choice]]
         is_waiting = not (choice.is_placed or choice.is_over)
         if is_waiting != (choice in self._waiting):
@@ -203,9 +212,9 @@ class Bounds:
         del self._clients[choice]
         now = self._clock()
         if choice.is_placed:  # what never held a slot says nothing of how fast slots become free
-            self._pace.ended(now, choice.n_prompt)
+            self._ends.ended(now, choice.n_prompt)
         if not self._clients:
-            self._pace.idle(now)
+            self._ends.idle(now)
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
@@ -219,14 +228,20 @@ class Bounds:
         n_waiting = self._engine.n_live - (info.n_slots if info is not None else 0)
         return max(0, min(account.n_waiting if account is not None else 0, n_waiting))
 
-    def _ends_for(self, account: _Account | None, n_own: int) -> float:
-        """How many requests end in all until so many of one client's have: its share of those that are live."""
-        if account is None or not account.n_live:
-            return n_own
-        return n_own * max(1.0, self._engine.n_live / account.n_live)
+    def _client_wait_s(self, client: str, account: _Account | None, n_own: int) -> float:
+        """Until so many of a client's have left the queue; where that is not known, so many and its share of the others have ended."""
+        known_s = self._outlook.client_s(client, n_own)
+        share = max(1.0, self._engine.n_live / account.n_live) if account is not None and account.n_live else 1.0
+        return self._told(known_s, n_ends=n_own * share)
 
-    def _overloaded(self, text: str, *, n_ends: float = 1.0, n_tokens: float = 0.0) -> Overloaded:
-        return Overloaded(text, retry_after_s=self._pace.wait_s(self._clock(), n_ends=n_ends, n_tokens=n_tokens))
+    def _overloaded(self, text: str, *, n_ends: int = 1, n_tokens: int = 0) -> Overloaded:
+        known_s = self._outlook.tokens_s(n_tokens) if n_tokens else self._outlook.room_s(n_ends)
+        return Overloaded(text, retry_after_s=self._told(known_s, n_ends=n_ends, n_tokens=n_tokens))
+
+    def _told(self, known_s: float | None, *, n_ends: float, n_tokens: float = 0.0) -> float:
+        if known_s is None:
+            return self._ends.wait_s(self._clock(), n_ends=n_ends, n_tokens=n_tokens)
+        return min(max(known_s, LEAST_S), MOST_S)
 
     def _settle(self, account: _Account) -> None:
         """Charge what the client's calls have used since the last time; nothing is counted while tokens come."""

@@ -19,6 +19,7 @@ from runner.errors import (
     Unauthorized,
 )
 
+RETRY_HEADER: Final = "x-should-retry"
 _LONGEST_SHOWN: Final = 200
 
 
@@ -74,7 +75,7 @@ def _headers(error: RunnerError) -> dict[str, str]:
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, EngineCrashed | TimedOut):  # its time is over; OpenAI's clients would ask again at once
-        headers["x-should-retry"] = "false"
+        headers[RETRY_HEADER] = "false"
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = 'Bearer realm="slotfile"'
     return headers

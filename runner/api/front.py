@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
-from runner.api.access import AccessEntry
+from runner.api.access import REQUEST_ID_HEADER, AccessEntry
 from runner.api.bounds import Bounds
 from runner.api.call import Call
 from runner.api.deadlines import Deadlines
-from runner.api.identity import Identities
+from runner.api.identity import Client, Identities
 from runner.api.metrics import Metrics
 from runner.api.notices import Notices
 from runner.api.parameters import Generation
@@ -47,7 +47,7 @@ class Front:
         self.version = version
         self.metrics = Metrics(client)
         self.bounds = Bounds(config, client)
-        self.notices = Notices(client, self.bounds.estimate_s)
+        self.notices = Notices(client, self.bounds.wait_s)
         self.identities = Identities.of(config)
         self.started_at = int(time.time())
         self.on_request: Callable[[web.BaseRequest], None] = lambda request: None
@@ -71,6 +71,18 @@ class Front:
     def live(self) -> list[LiveCall]:
         """Those calls in order of arrival, without the ones that have failed and of which the engine only has to hear."""
         return [live for live in self._calls.values() if live.call.error is None]
+
+    def visible_to(self, client: Client) -> list[LiveCall]:
+        """Those that a client may see and touch: with keys its own, an admin all; without keys everybody all."""
+        return [live for live in self.live if self.shows_all_to(client) or live.client == client.name]
+
+    def shows_all_to(self, client: Client) -> bool:
+        """Whether a client sees the requests of others, and whose they are."""
+        return client.is_admin or not self.config.keys
+
+    def headers(self, request_id: str) -> dict[str, str]:
+        """What stands on every answer."""
+        return {hdrs.SERVER: f"{APP_NAME}/{self.version}", "X-Content-Type-Options": "nosniff", REQUEST_ID_HEADER: request_id}
 
     def model(self) -> ModelInfo:
         """The loaded model. Raises Loading until there is one, EngineStopped once the engine is given up."""

@@ -18,11 +18,21 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 
 from runner.api.access import REQUEST_ID_HEADER
-from runner.api.errors import shown
+from runner.api.errors import RETRY_HEADER, shown
 from runner.config import ApiKey, ServerConfig
 from runner.errors import BodyTooLarge, ConfigError, Forbidden, Unauthorized, UnsupportedMediaType
 
 PREFLIGHT_MAX_AGE_S: Final = 600
+# What a page of an allowed origin may read beyond what every page may (Content-Type and a few more, CORS-safelisted).
+EXPOSED_HEADERS: Final = (
+    REQUEST_ID_HEADER,
+    hdrs.RETRY_AFTER,
+    RETRY_HEADER,
+    *(f"x-ratelimit-{what}-{unit}" for unit in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
+    hdrs.ALLOW,
+    hdrs.SERVER,
+    hdrs.WWW_AUTHENTICATE,
+)
 _HOST: Final = re.compile(r"(\[[0-9A-Za-z:.%]+\]|[^:\[\]@/\s]+)(?::([0-9]{1,5}))?")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,*]+")
 _HEADER_NAMES: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{0,1000}")
@@ -62,7 +72,6 @@ class Guard:
         """Raises ConfigError for an origin or host name that could never match."""
         self._keys = [(hashlib.sha256(key.secret.encode()).digest(), key) for key in config.keys]
         self._max_body_bytes = config.max_body_bytes
-        self._exposed_headers = f"{REQUEST_ID_HEADER}, Retry-After"
         self._is_loopback = is_loopback
         self._allowed_hosts = [_configured_host(text) for text in config.allowed_hosts]
         self._allowed_origins = frozenset(_configured_origin(text) for text in config.cors_origins)
@@ -123,7 +132,7 @@ class Guard:
         vary: dict[str, str] = {hdrs.VARY: hdrs.ORIGIN} if origin is not None or self._allowed_origins else {}
         if origin is None or not self.allows_origin(request):
             return vary
-        return vary | {hdrs.ACCESS_CONTROL_ALLOW_ORIGIN: origin, hdrs.ACCESS_CONTROL_EXPOSE_HEADERS: self._exposed_headers}
+        return vary | {hdrs.ACCESS_CONTROL_ALLOW_ORIGIN: origin, hdrs.ACCESS_CONTROL_EXPOSE_HEADERS: ", ".join(EXPOSED_HEADERS)}
 
     def preflight_headers(self, request: web.Request, methods: frozenset[str]) -> Mapping[str, str]:
         """What a preflight of an allowed origin is told; the names it asks for are granted, since keys are not cookies."""

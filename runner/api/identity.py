@@ -61,7 +61,11 @@ class Identities:
         """Who sent a request, with that key if any. Without keys, everybody may ask for every tier."""
         if key is not None:
             return Client(key.name, key.weight, Tier[key.best_tier.upper()], key.is_admin)
-        return Client(self.address(request.remote or "", request.headers.getall(FORWARDED_HEADER, [])))
+        return Client(self.address_of(request))
+
+    def address_of(self, request: web.BaseRequest) -> str:
+        """Where a request comes from."""
+        return self.address(request.remote or "", request.headers.getall(FORWARDED_HEADER, []))
 
     def address(self, peer: str, forwarded: list[str]) -> str:
         """The peer's own address, or the one that trusted proxies name: the right-most which is not one of them."""

@@ -43,7 +43,10 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence; a request with several answers has several. `n_prompt` is 0 until it is counted."""
+    """One sequence; a request with several answers has several. `n_prompt` is 0 until it is counted.
+
+    `estimated_wait_s` is what is left until it gets a slot: null where it has one, its place is not known or nothing is known of the pace.
+    """
 
     id: str
     state: State
@@ -54,6 +57,7 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     n_cached: int
     n_generated: int
     place: int | None
+    estimated_wait_s: float | None
     slot_id: int | None
 
 
@@ -75,30 +79,30 @@ async def queue(front: Front, request: web.Request) -> web.Response:
     info, standings = front.model(), Standings(front.client)
     found = [(live, standings.of(choice)) for live in front.live for choice in _open(live)]
     n_waiting = sum(standing.is_waiting for _, standing in found)
-    wait_s = front.bounds.estimate_s((n_waiting + 1) / 2) if n_waiting else 0.0  # the mean of the places 1 to n
+    wait_s = front.bounds.mean_wait_s(n_waiting) if n_waiting else 0.0
     tiers = _shares([(live.tier.name.lower(), standing) for live, standing in found])
     return json_response(
         Queue(
             n_slots=info.n_slots,
             n_ctx_slot=info.n_ctx_slot,
-            slots=slot_list(front),
+            slots=slot_list(front, request[CLIENT]),
             n_waiting=n_waiting,
             n_parked=sum(standing.state == "parked" for _, standing in found),
             mean_wait_s=round(wait_s, 1) if wait_s is not None else None,
             tiers={tier.name.lower(): tiers.get(tier.name.lower(), Share(0, 0)) for tier in Tier},
-            clients=_shares([(live.client, standing) for live, standing in found]) if _sees_all(front, request) else UNSET,
+            clients=_shares([(live.client, standing) for live, standing in found]) if front.shows_all_to(request[CLIENT]) else UNSET,
         )
     )
 
 
 async def requests(front: Front, request: web.Request) -> web.Response:
     """The live requests that the caller may see."""
-    return json_response(LiveRequests(_rows(front, request, _visible(front, request))))
+    return json_response(LiveRequests(_rows(front, request, front.visible_to(request[CLIENT]))))
 
 
 async def cancel(front: Front, request: web.Request) -> web.Response:
     """Take back a request by its `x-request-id`, or by the id of one of its sequences, which ends the others too. Raises NotFound."""
-    wanted, visible = request.match_info["id"], _visible(front, request)
+    wanted, visible = request.match_info["id"], front.visible_to(request[CLIENT])
     found = [live for live in visible if any(choice.request_id == wanted for choice in live.call.choices)]
     found = found or [live for live in visible if live.request_id == wanted]
     if not found:  # another client's request is none that this one could tell from one that is not there
@@ -109,21 +113,12 @@ async def cancel(front: Front, request: web.Request) -> web.Response:
     return json_response(Cancelled(rows))
 
 
-def _sees_all(front: Front, request: web.Request) -> bool:
-    return request[CLIENT].is_admin or not front.config.keys
-
-
-def _visible(front: Front, request: web.Request) -> list[LiveCall]:
-    sees_all, name = _sees_all(front, request), request[CLIENT].name
-    return [live for live in front.live if sees_all or live.client == name]
-
-
 def _open(live: LiveCall) -> Iterator[Choice]:
     return (choice for choice in live.call.choices if not choice.is_over)
 
 
 def _rows(front: Front, request: web.Request, calls: list[LiveCall]) -> list[LiveRequest]:
-    standings, now, names_clients = Standings(front.client), asyncio.get_running_loop().time(), _sees_all(front, request)
+    standings, now, names_clients = Standings(front.client), asyncio.get_running_loop().time(), front.shows_all_to(request[CLIENT])
     return [
         LiveRequest(
             id=choice.request_id,
@@ -135,12 +130,18 @@ def _rows(front: Front, request: web.Request, calls: list[LiveCall]) -> list[Liv
             n_cached=standing.slot.n_cached if standing.slot is not None else 0,
             n_generated=choice.n_completion,
             place=standing.place,
+            estimated_wait_s=_wait_s(front, choice, standing),
             slot_id=standing.slot.slot_id if standing.slot is not None else None,
         )
         for live in calls
         for choice in _open(live)
         for standing in [standings.of(choice)]
     ]
+
+
+def _wait_s(front: Front, choice: Choice, standing: Standing) -> float | None:
+    wait_s = front.bounds.wait_s(choice, standing.place) if standing.place is not None else None
+    return round(wait_s, 1) if wait_s is not None else None
 
 
 def _shares(found: list[tuple[str, Standing]]) -> dict[str, Share]:

@@ -112,10 +112,10 @@ class Metrics:
             self._first.observe(at.first_token_at - at.arrived_at)
             self._prefill.observe(at.first_token_at - at.admitted_at)
             self._decode.observe(at.finished_at - at.first_token_at)
-        if at.parked_s:
-            self._parked.observe(at.parked_s)
             if end.n_completion > 1:
                 self._per_token.observe((at.finished_at - at.first_token_at) / (end.n_completion - 1))
+        if at.parked_s:
+            self._parked.observe(at.parked_s)
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         kept = Counter(f"slotfile_{name}_total", help_text, labels)

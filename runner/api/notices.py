@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from runner.api.call import Call
+from runner.api.call import Call, Choice
 from runner.api.errors import shown
 from runner.api.sse import EventStream, named_event
 from runner.api.standing import Standing, Standings
@@ -25,6 +25,8 @@ LOOK_EVERY_S: float = 0.5
 PREFILL_EVERY_S: float = 0.25
 _CHOICES: Final = {"1": True, "true": True, "0": False, "false": False}
 _UNSAID: Final = 0
+
+WaitOf = Callable[[Choice, int], float | None]
 
 
 class QueueNotice(msgspec.Struct, frozen=True):
@@ -56,10 +58,10 @@ def wants_notices(header: str | None) -> bool:
 class Notices:
     """The streams of one server that listen. Costs nothing while there are none. Belongs to the event loop's thread."""
 
-    def __init__(self, client: EngineClient, estimate_s: Callable[[float], float | None]) -> None:
-        """`estimate_s` says when so many requests will have ended."""
+    def __init__(self, client: EngineClient, wait_s: WaitOf) -> None:
+        """`wait_s` says when a choice at this place will get its slot."""
         self._client = client
-        self._estimate_s = estimate_s
+        self._wait_s = wait_s
         self._listeners: set[_Listener] = set()
         self._timer: asyncio.TimerHandle | None = None
         client.on_snapshot = self._tell
@@ -67,7 +69,7 @@ class Notices:
     @contextmanager
     def told_to(self, stream: EventStream, call: Call) -> Iterator[None]:
         """Tell `stream` how its call stands, until the end of this context."""
-        listener = _Listener(stream, call, self._estimate_s)
+        listener = _Listener(stream, call, self._wait_s)
         self._listeners.add(listener)
         if self._timer is None:
             self._look_later()
@@ -96,8 +98,8 @@ class Notices:
 class _Listener:
     """One stream, and what it was told last."""
 
-    def __init__(self, stream: EventStream, call: Call, estimate_s: Callable[[float], float | None]) -> None:
-        self._stream, self._call, self._estimate_s = stream, call, estimate_s
+    def __init__(self, stream: EventStream, call: Call, wait_s: WaitOf) -> None:
+        self._stream, self._call, self._wait_s = stream, call, wait_s
         self._place: int | None = _UNSAID
         self._queue_at = asyncio.get_running_loop().time()
         self._prefill: PrefillNotice | None = None
@@ -105,22 +107,23 @@ class _Listener:
 
     def update(self, standings: Standings, now: float) -> None:
         """Tell what is new."""
-        found = [standings.of(choice) for choice in self._call.choices if not choice.is_over]
+        found = [(choice, standings.of(choice)) for choice in self._call.choices if not choice.is_over]
         if not found:
             return
-        if all(standing.is_waiting for standing in found):
+        if all(standing.is_waiting for _, standing in found):
             self._tell_place(found, standings, now)
         else:
             self._place = _UNSAID
-            self._tell_prefill(found, now)
+            self._tell_prefill([standing for _, standing in found], now)
 
-    def _tell_place(self, found: list[Standing], standings: Standings, now: float) -> None:
-        place = min((standing.place for standing in found if standing.place is not None), default=None)
+    def _tell_place(self, found: list[tuple[Choice, Standing]], standings: Standings, now: float) -> None:
+        places = [(standing.place, choice.index, choice) for choice, standing in found if standing.place is not None]
+        place, _, first = min(places) if places else (None, 0, None)
         # A place that is not known is no news: mostly the engine's queue as we know it is older than the request.
         if place in (None, self._place) and now - self._queue_at < QUEUE_EVERY_S:
             return
         self._place, self._queue_at = place, now
-        wait_s = self._estimate_s(place) if place is not None else None
+        wait_s = self._wait_s(first, place) if first is not None and place is not None else None
         notice = QueueNotice(place, max(standings.n_waiting, place or 1), round(wait_s, 1) if wait_s is not None else None)
         self._stream.offer(named_event(b"queue", msgspec.json.encode(notice)))
 

@@ -1,8 +1,8 @@
 """The fields that chat and text completions share, checked and turned into what the engine takes.
 
 What is accepted beyond OpenAI: `top_k` (-1 and 0 are off), `min_p`, `repeat_penalty`, `repeat_last_n` (-1 is the whole
-context), `ignore_eos`, `cache_prompt`, `priority` (lower goes first), `timeout` (seconds). What is narrower: `seed` is 0 to
-2^63 - 1, `n` is 1 to 8, `stop` takes 16 texts.
+context), `ignore_eos`, `cache_prompt`, `priority` (lower goes first), `timeout` and `queue_timeout` (seconds). What is
+narrower: `seed` is 0 to 2^63 - 1, `n` is 1 to 8, `stop` takes 16 texts.
 """
 
 from typing import Final, TypeVar
@@ -39,6 +39,7 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "max_completion_tokens": (1, float("inf")),
     "priority": (-(2**31), 2**31 - 1),
     "timeout": (0, MAX_DEADLINE_S),
+    "queue_timeout": (0, MAX_DEADLINE_S),
 }
 
 # OpenAI's `service_tier`; it has no batch tier in these fields. `auto` and `default` are the same here.
@@ -97,6 +98,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""
     owner: Owner = NOBODY
     timeout_s: float = 0.0
+    queue_timeout_s: float = 0.0
 
     @property
     def service_tier(self) -> str:
@@ -150,6 +152,7 @@ def generation(body: GenerationBody, prompts: list[Prompt], info: ModelInfo, *, 
         tells_tier=body.service_tier is not None or body.priority is not None,
         user=body.user or "",
         timeout_s=body.timeout or 0.0,
+        queue_timeout_s=body.queue_timeout or 0.0,
     )
 
 

@@ -48,6 +48,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: str | None = None
     priority: int | None = None
     timeout: float | None = None
+    queue_timeout: float | None = None
 
     grammar: Raw = _NULL
     json_schema: Raw = _NULL

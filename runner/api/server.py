@@ -11,6 +11,7 @@ await server.close()
 import asyncio
 import logging
 import socket
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -18,6 +19,7 @@ from aiohttp.http import HttpProcessingError
 
 from runner.api.app import ROUTES, Route, build_app
 from runner.api.connections import Connections, room_for_connections
+from runner.api.framing import Protocol, with_waiting
 from runner.api.front import Front
 from runner.api.guard import Guard
 from runner.api.listen import bind, exposure_warning, is_loopback, urls
@@ -55,10 +57,8 @@ class Server:
         self._runner = web.AppRunner(
             build_app(self._front, guard, routes),
             access_log=None,
-            logger=_protocol_log(),
             handler_cancellation=True,
             shutdown_timeout=SHUTDOWN_S,
-            keepalive_timeout=KEEP_ALIVE_CONNECTION_S,
         )
 
     @property
@@ -74,8 +74,11 @@ class Server:
     async def start(self) -> None:
         """Answer from now on. The sockets have been listening since `bind`, so nobody was refused before."""
         await self._runner.setup()
-        assert self._runner.server is not None
-        connections = Connections(self._runner.server, room_for_connections(), on_slow=self._front.metrics.slow_reader)
+        library = self._runner.server
+        assert library is not None
+        library.request_factory = with_waiting(library.request_factory)
+        protocol = partial(Protocol, library, self._front, log=_protocol_log(), keep_alive_s=KEEP_ALIVE_CONNECTION_S)
+        connections = Connections(protocol, room_for_connections(), on_slow=self._front.metrics.slow_reader)
         self._front.on_request = connections.began
         self._sweeper = asyncio.create_task(connections.sweep())
         loop = asyncio.get_running_loop()

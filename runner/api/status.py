@@ -9,6 +9,7 @@ from aiohttp import web
 from runner.api.errors import ErrorDetail, shown
 from runner.api.exposition import CONTENT_TYPE
 from runner.api.front import APP_NAME, Front
+from runner.api.identity import CLIENT, Client
 from runner.errors import Draining, ModelNotFound
 from runner.serving.client import EngineState
 from runner.serving.protocol import ModelInfo
@@ -54,7 +55,7 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """One slot: `state` is idle, prefill or decode. Counts of tokens, no text."""
+    """One slot: `state` is idle, prefill or decode. Counts of tokens, no text. `request_id` of a request that the caller may see."""
 
     id: int
     state: str
@@ -100,16 +101,26 @@ async def slots(front: Front, request: web.Request) -> web.Response:
     """What each slot does."""
     info, snapshot = front.model(), front.client.snapshot
     n_waiting = snapshot.n_waiting if snapshot is not None else 0
-    return json_response(Slots(info.n_slots, info.n_ctx_slot, n_waiting, slot_list(front)))
+    return json_response(Slots(info.n_slots, info.n_ctx_slot, n_waiting, slot_list(front, request[CLIENT])))
 
 
-def slot_list(front: Front) -> list[Slot]:
-    """All slots as of the engine's last snapshot. Raises what `Front.model` raises."""
+def slot_list(front: Front, client: Client) -> list[Slot]:
+    """All slots as of the engine's last snapshot, with the request ids that a client may see. Raises what `Front.model` raises."""
     info, snapshot = front.model(), front.client.snapshot
     if snapshot is None:
         return [Slot(slot_id, "idle", None, 0, 0, 0, 0) for slot_id in range(info.n_slots)]
+    shows_all = front.shows_all_to(client)
+    own = {choice.request_id for live in front.visible_to(client) for choice in live.call.choices}
     return [
-        Slot(slot.slot_id, slot.state, slot.request_id or None, slot.n_cells, slot.n_prompt, slot.n_cached, slot.n_decoded)
+        Slot(
+            slot.slot_id,
+            slot.state,
+            (slot.request_id or None) if shows_all or slot.request_id in own else None,
+            slot.n_cells,
+            slot.n_prompt,
+            slot.n_cached,
+            slot.n_decoded,
+        )
         for slot in snapshot.slots
     ]
 

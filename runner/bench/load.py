@@ -139,6 +139,30 @@ class Load:
             streams = await asyncio.gather(*(self.stream(session, prompt, n_tokens) for prompt in prompts))
         return [stream.ttft_s for stream in streams]
 
+    async def headers(self, n_busy: int, n_tokens: int, n_requests: int, n_words: int, seed: int, *, at_once: bool) -> list[float]:
+        """`n_busy` streams of `n_tokens`; once all have begun, prompts of `n_words`: seconds to the response headers of each.
+
+        They come one after the other, or `at_once`; a client goes as soon as it has its headers. Raises RuntimeError where a stream has
+        ended before the last one has asked, and aiohttp.ClientResponseError for a prompt that is refused.
+        """
+        async with self._session() as session:
+            begun = [asyncio.Event() for _ in range(n_busy)]
+            prompts = [f"Write a story about a {words(6, seed * 1000 + i)}." for i in range(n_busy)]
+            tasks = [asyncio.create_task(self.stream(session, p, n_tokens, begun=event)) for p, event in zip(prompts, begun, strict=True)]
+            await asyncio.gather(*(event.wait() for event in begun))
+
+            async def ask(number: int) -> float:
+                if any(task.done() for task in tasks):
+                    raise RuntimeError(f"Prompt {number + 1} of {n_requests} found a free slot: a stream had ended")
+                return await self._headers(session, words(n_words, seed * 1000 + number))
+
+            numbers = range(n_requests)
+            found = list(await asyncio.gather(*map(ask, numbers))) if at_once else [await ask(number) for number in numbers]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return found
+
     async def urgent(
         self, n_others: int, n_tokens: int, seed: int, *, others: str | None, urgent: str | None
     ) -> tuple[float, list[Stream]]:
@@ -206,6 +230,13 @@ class Load:
     async def _post(self, session: aiohttp.ClientSession, prompt: str) -> None:
         async with session.post(self._url + "/v1/chat/completions", json=_body(prompt, 1)) as response:
             await response.read()
+
+    async def _headers(self, session: aiohttp.ClientSession, prompt: str) -> float:
+        asked_at = time.perf_counter()
+        async with session.post(self._url + "/v1/chat/completions", json=_body(prompt, 4)) as response:
+            found = time.perf_counter() - asked_at
+            response.raise_for_status()
+        return found
 
     async def _stall(self, session: aiohttp.ClientSession, n_tokens: int) -> aiohttp.ClientResponse:
         return await session.post(self._url + "/v1/chat/completions", json=_body(STORY, n_tokens))

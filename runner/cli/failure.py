@@ -10,6 +10,7 @@ import click
 
 from runner.cli.group import commands, program_name
 from runner.cli.main import EXIT_INTERRUPTED
+from runner.cli.output import OutputLost
 from runner.cli.state import crash_path
 from runner.config import LOG_SETTINGS
 from runner.environment import environment
@@ -34,6 +35,8 @@ def guarded(arguments: Sequence[str], early: EarlyEngine | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return EXIT_BROKEN_PIPE
+    except OutputLost as error:
+        return _complain(f"The output cannot be written: {error.strerror}", None)
     except OSError as error:
         return _confess(error, wants_traceback=True) if _is_debugging(arguments) else _complain(_told(error), None)
     except Exception as error:  # noqa: BLE001  # the last edge: a bug of ours is told in one sentence too
@@ -45,8 +48,7 @@ def guarded(arguments: Sequence[str], early: EarlyEngine | None = None) -> int:
 def _run(arguments: Sequence[str], early: EarlyEngine | None) -> int:
     with commands.make_context(program_name(), list(arguments), obj=early) as ctx:
         code = commands.invoke(ctx)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     return code if isinstance(code, int) else 0
 
 
@@ -65,10 +67,9 @@ def _told(error: OSError) -> str:
 def _give_up_on_stdout() -> None:
     """What could not be written goes nowhere, or the interpreter's own flush at the end would complain once more."""
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except (OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _confess(error: Exception, *, wants_traceback: bool) -> int:

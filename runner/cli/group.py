@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "serve": "Serve the model over HTTP.",
     "chat": "Chat at the terminal, without a server.",
     "run": "Answer one prompt on standard output.",
+    "top": "Show a running server live in the terminal.",
     "pack": "Make an executable of another model.",
     "info": "Show what an executable or a GGUF file holds.",
     "extract": "Write the model inside an executable to a file.",

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from runner.cli.output import standard_output
 from runner.serving.spawn import ENGINE_FLAG, EarlyEngine, can_spawn, spawn
 
 EXIT_INTERRUPTED: Final = 130
@@ -69,10 +70,11 @@ def _fill_standard_descriptors() -> None:
 
 def _use_utf8() -> None:
     """Text goes in and out as UTF-8 whatever the locale says, and nothing a model says can fail to be written."""
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(encoding="utf-8", errors="replace")
+    sys.stdout = standard_output()
 
 
 if __name__ == "__main__":

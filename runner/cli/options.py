@@ -182,6 +182,7 @@ def engine_config(model: ChosenModel, chosen: Chosen) -> EngineConfig:
         flash_attn=msgspec.convert(chosen.text("flash-attn"), FlashAttn),
         seed=chosen.number("seed"),
         itl_target_s=known(chosen.real("itl-target")),
+        prompt_chunk=known(chosen.number("prompt-chunk")),
         policy=msgspec.convert(chosen.text("policy"), PolicyName),
         share_grace_s=known(chosen.real("share-grace")),
         max_running_per_client=known(chosen.number("max-running-per-client")),

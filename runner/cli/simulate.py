@@ -10,10 +10,11 @@ import click
 from runner.config import PolicyName
 
 if TYPE_CHECKING:
+    from runner.simulate import inputs
     from runner.simulate.simulation import Progress
 
 # As in runner/simulate/traces.py (tests/simulate/test_command.py), which help does not import.
-TRACE_NAMES: Final = ("poisson", "bursts", "tails", "greedy", "tiers", "chats", "adversarial")
+TRACE_NAMES: Final = ("poisson", "bursts", "tails", "greedy", "tiers", "chats", "team", "adversarial")
 POLICY_NAMES: Final[tuple[str, ...]] = get_args(PolicyName)
 MAX_SLOTS: Final = 256
 
@@ -82,8 +83,30 @@ class Several(click.ParamType[tuple[Any, ...]]):
     show_default=True,
     help="Seconds of waiting beyond which a request counts as starved.",
 )
+@click.option(
+    "--max-queue", type=click.IntRange(0), default=0, metavar="N", show_default=True, help="Requests that may wait; 0: any number."
+)
+@click.option(
+    "--max-waiting-per-client",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    show_default=True,
+    help="Requests of one client that may wait; 0: any number.",
+)
+@click.option(
+    "--queue-timeout",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="X",
+    show_default=True,
+    help="Seconds to wait for a slot; 0: any time.",
+)
+@click.option("--timeout", type=click.FloatRange(0), default=0.0, metavar="X", show_default=True, help="Seconds in all; 0: any time.")
+@click.option("--foretell", is_flag=True, help="Compare what those that wait, and those that are refused, are told with what comes.")
 @click.option("--costs", metavar="JSON", help="Costs of a step, in place of those of SmolLM2 on 2 cores.")
 @click.option("--planning", is_flag=True, help="Measure what planning a step takes, with few and with many waiting.")
+@click.option("--batching", is_flag=True, help="Inputs without generation instead: adaptive batching beside other ways.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def simulate(
     *,
@@ -98,18 +121,34 @@ def simulate(
     itl_target: float,
     share_grace: float,
     bound: float,
+    max_queue: int,
+    max_waiting_per_client: int,
+    queue_timeout: float,
+    timeout: float,
+    foretell: bool,
     costs: str | None,
     planning: bool,
+    batching: bool,
     as_json: bool,
 ) -> None:
     """Drive the scheduler that serves, over a clock and a machine that are made up: no model, no waiting.
 
     Shows what each order of the queue and each number of slots does to throughput, waiting and fairness.
     """
-    from runner.simulate.costs import Costs  # help needs none of it
+    from runner.simulate import inputs  # help needs none of it
+    from runner.simulate.costs import Costs
+    from runner.simulate.limits import Limits
     from runner.simulate.planning import measure, planning_json, planning_table
     from runner.simulate.simulation import Setup, compare
 
+    if batching:
+        made_up = Costs.from_json(costs or "{}")
+        compare_batching(
+            inputs.Setup(n_items=n_requests, load=load, seed=seed, n_clients=n_clients, target_gap_s=itl_target, costs=made_up),
+            planning=planning,
+            as_json=as_json,
+        )
+        return
     if planning:
         found = measure(policies)
         click.echo(planning_json(found) if as_json else planning_table(found))
@@ -124,10 +163,28 @@ def simulate(
         target_gap_s=itl_target,
         share_grace_s=share_grace,
         bound_s=bound,
+        limits=Limits(max_queue=max_queue, max_waiting_per_client=max_waiting_per_client, queue_timeout_s=queue_timeout, timeout_s=timeout),
+        foretells=foretell,
         costs=Costs.from_json(costs or "{}"),
     )
     with request_progress(n_requests * len(slots) * len(policies)) as progress:
         report = compare(setup, slots, policies, progress)
+    click.echo(report.json() if as_json else report.table())
+
+
+def compare_batching(setup: "inputs.Setup", *, planning: bool, as_json: bool) -> None:
+    """What adaptive batching does in each scenario, or what deciding costs it."""
+    from runner.simulate import batch_planning
+    from runner.simulate.batchers import POLICIES
+    from runner.simulate.batching import compare
+    from runner.simulate.inputs import SCENARIOS
+
+    if planning:
+        found = batch_planning.measure()
+        click.echo(batch_planning.planning_json(found) if as_json else batch_planning.planning_table(found))
+        return
+    with request_progress(setup.n_items * len(SCENARIOS) * len(POLICIES)) as progress:
+        report = compare(setup, progress=progress)
     click.echo(report.json() if as_json else report.table())
 
 

@@ -11,29 +11,31 @@ class Chunk(NamedTuple):
     """Consecutive tokens of one slot: a single one while it decodes, a piece of the prompt while it prefills.
 
     `tokens[i]` gets the cell at position `pos + i`. Where `has_logits`, the last token's logits are sampled from.
+    `is_prompt`: the tokens are a prompt's (or were generated before their cells were lost); else the last one that was sampled.
     """
 
     slot_id: int
     pos: int
     tokens: Sequence[int]
     has_logits: bool
+    is_prompt: bool = False
 
 
 class BatchPlan(NamedTuple):
-    """What to do with the cells, then which rows to decode, in ascending slot id. No chunks: nothing to compute until `wake_at`.
-
-    `is_prompt`: the rows compute prompts; else they continue answers.
-    """
+    """What to do with the cells, then which rows to decode, in ascending slot id."""
 
     kv_ops: tuple[KvOp, ...] = ()
     chunks: tuple[Chunk, ...] = ()
-    is_prompt: bool = False
-    wake_at: float | None = None
 
     @property
     def n_rows(self) -> int:
         """Tokens in the batch."""
         return sum(len(chunk.tokens) for chunk in self.chunks)
+
+    @property
+    def n_prompt_rows(self) -> int:
+        """Of these the tokens of prompts."""
+        return sum(len(chunk.tokens) for chunk in self.chunks if chunk.is_prompt)
 
     @property
     def n_outputs(self) -> int:
@@ -60,8 +62,8 @@ def count_passes(rows: Sequence[tuple[int, int]]) -> int:
     return sum(1 for _ in passes([Chunk(slot_id, 0, range(n), has_logits=False) for slot_id, n in rows]))
 
 
-def passes(chunks: Sequence[Chunk]) -> Iterator[tuple[int, int]]:
-    """(rows, longest context in tokens) of each pass; the rule is that of `count_passes`."""
+def passes(chunks: Sequence[Chunk]) -> Iterator[tuple[int, int, int]]:
+    """(rows, slots, longest context in tokens) of each pass; the rule is that of `count_passes`."""
     left = [[chunk.slot_id, len(chunk.tokens), chunk.pos] for chunk in chunks]
     while left:
         group = [left[0]]
@@ -72,7 +74,7 @@ def passes(chunks: Sequence[Chunk]) -> Iterator[tuple[int, int]]:
         for entry in group:
             entry[1] -= depth
             entry[2] += depth
-        yield depth * len(group), max(entry[2] for entry in group)
+        yield depth * len(group), len(group), max(entry[2] for entry in group)
         left = [entry for entry in left if entry[1] > 0]
 
 

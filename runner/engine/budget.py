@@ -1,53 +1,57 @@
 """How many prompt rows a step may take, so that the streams that decode meanwhile keep their pace."""
 
-# A new measurement counts for a quarter: three chunks after a change the estimate has mostly followed.
-_NEW_SHARE = 0.25
-_ROW_MULTIPLE = 32
-_FIRST_ROWS = 64
+from typing import Final
+
+from runner.engine.costs import LEAST_ROWS, Rows, StepCosts
+
+_FIRST_ROWS: Final = 64
+# From this context on, 32 rows cost what 64 do: llama.cpp's flash attention has its fast kernel from 64 on (docs/log.md).
+_LONG_CONTEXT: Final = 1024
+_LONG_MULTIPLE: Final = 64
 
 
 class PromptBudget:
-    """Sizes prompt chunks from the measured cost of a prompt row and of the decode step beside it.
+    """Sizes prompt chunks by what steps cost here.
 
-    `target_gap_s` is the gap between two tokens of a stream that should not be exceeded while a prompt is computed.
+    `target_gap_s` is the gap between two tokens of a stream that should not be exceeded while a prompt is computed. `fixed_rows`, where
+    it is not 0, is the size whatever it costs.
     """
 
-    def __init__(self, *, max_rows: int, target_gap_s: float) -> None:
+    def __init__(self, costs: StepCosts, *, max_rows: int, target_gap_s: float, fixed_rows: int = 0) -> None:
         assert max_rows >= 1
-        self._max_rows = max_rows
+        self._costs = costs
+        self.max_rows = max_rows
         self._target_gap_s = target_gap_s
-        self._row_s: float | None = None
-        self._decode_s = 0.0
+        self._fixed_rows = fixed_rows
 
-    def n_rows(self, *, others_decode: bool) -> int:
-        """Rows for the next chunk: all that fit a batch while nobody decodes, else what fits the target gap (at least 32).
+    def n_rows(self, at: int, decode: Rows | None) -> int:
+        """Rows for the next chunk, of a prompt with `at` tokens of context, beside the decode step that comes with it.
 
-        The first chunk of all is small: on a large model a full batch can take minutes, and nobody knows yet.
+        All that fit a batch while nobody decodes; else what fits the target gap, but so many at least that the chunk is not mostly the
+        cost of its pass. The first chunk of all is small: on a large model a full batch can take minutes, and nobody knows yet.
         """
-        if self._row_s is None:
-            return min(self._max_rows, _FIRST_ROWS)
-        if not others_decode:
-            return self._max_rows
-        rows = int((self._target_gap_s - self._decode_s) / self._row_s)
-        rows -= rows % _ROW_MULTIPLE
-        return max(min(rows, self._max_rows), min(_ROW_MULTIPLE, self._max_rows))
+        fitting = self._costs.prompt_rows(self._target_gap_s - self._decode_s(decode), at)
+        if fitting is None:
+            return min(self.max_rows, _FIRST_ROWS)
+        if decode is None:
+            return self.max_rows
+        if self._fixed_rows:
+            return min(self._fixed_rows, self.max_rows)
+        multiple = _LONG_MULTIPLE if at >= _LONG_CONTEXT else LEAST_ROWS
+        rows = int(max(fitting, self._costs.rows_worth_a_pass(at)))
+        return min(max(rows - rows % multiple, multiple), self.max_rows)
+
+    def even_rows(self, n_left: int, n_rows: int, at: int) -> int:
+        """Of `n_rows` those for a chunk of a prompt that has `n_left` to go: as many chunks, and none much smaller than the others."""
+        n_chunks = -(-n_left // n_rows)
+        multiple = _LONG_MULTIPLE if at >= _LONG_CONTEXT else LEAST_ROWS
+        even = -(-n_left // n_chunks)
+        return min(n_rows, -(-even // multiple) * multiple)
 
     @property
     def longest_step_s(self) -> float | None:
         """What the slowest step should take: a full prompt chunk, or a decode step. None before a prompt was measured."""
-        if self._row_s is None:
-            return None
-        return max(self._row_s * self._max_rows, self._decode_s)
+        return self._costs.longest_step_s(self.max_rows)
 
-    def learn_prompt(self, n_rows: int, seconds: float) -> None:
-        """Take the measured time of a prompt chunk. Short chunks say little about the cost of a row and are left out."""
-        if n_rows >= _ROW_MULTIPLE:
-            self._row_s = _blend(self._row_s, seconds / n_rows)
-
-    def learn_decode(self, seconds: float) -> None:
-        """Take the measured time of a decode step."""
-        self._decode_s = _blend(self._decode_s or None, seconds)
-
-
-def _blend(old: float | None, new: float) -> float:
-    return new if old is None else old + _NEW_SHARE * (new - old)
+    def _decode_s(self, decode: Rows | None) -> float:
+        return 0.0 if decode is None else self._costs.decode_s(decode) or 0.0

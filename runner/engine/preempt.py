@@ -1,7 +1,7 @@
 """Who gives up a slot for whom. Only asked while no slot is free and somebody waits."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Final
@@ -11,6 +11,9 @@ from runner.engine.sequence import Sequence
 
 # So often a request may be parked; after that it keeps its slot.
 MAX_PARKS: Final = 4
+# Of a client that has requests waiting which never had a slot, a slot is asked back after this part of the grace: it loses none of its
+# pace, only the order of its own requests changes.
+BACKLOG_GRACE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,25 +21,28 @@ class Preemption:
     """The rules of one scheduler.
 
     `share_grace_s` is how long a client below its share of the slots waits before one above its own gives a slot back; None: for
-    ever. `charged` says what a sequence's client has on its account.
+    ever. `charged` says what a sequence's client has on its account, `has_backlog` whether it has requests waiting that never had a slot.
     """
 
     across_tiers: bool
     share_grace_s: float | None
     charged: Callable[[Sequence], float]
+    has_backlog: Callable[[Sequence], bool]
 
-    def victim_for(self, first: Sequence, running: Seq[Sequence], now: float) -> Sequence | None:
+    def victim_for(self, first: Sequence, running: Seq[Sequence], now: float, *, spared: Container[Sequence] = ()) -> Sequence | None:
         """Of a lower tier than `first` the lowest, and of a client over its share where `first` has waited out the grace; None: nobody.
 
-        Among equals the one with the fewest cells: that is what parking costs.
+        Among equals the one with the fewest cells: that is what parking costs. `spared` have only just got their slots.
         """
-        parkable = [sequence for sequence in running if sequence.n_parks < MAX_PARKS]
+        parkable = [sequence for sequence in running if sequence.n_parks < MAX_PARKS and sequence not in spared]
         lower = [sequence for sequence in parkable if sequence.tier > first.tier] if self.across_tiers else []
         if lower:
             return min(lower, key=lambda sequence: (-sequence.tier, _n_cells(sequence)))
         since = first.times.parked_at if first.state is State.PARKED else first.times.prepared_at
-        if self.share_grace_s is None or now - since < self.share_grace_s:
+        if self.share_grace_s is None or now - since < BACKLOG_GRACE * self.share_grace_s:
             return None
+        if now - since < self.share_grace_s:
+            parkable = [sequence for sequence in parkable if self.has_backlog(sequence)]
         return self._of_client_over_share(first, parkable, running)
 
     def _of_client_over_share(self, first: Sequence, parkable: list[Sequence], running: Seq[Sequence]) -> Sequence | None:

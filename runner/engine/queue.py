@@ -8,6 +8,7 @@
 What waits lies in heaps by key; an entry that was taken or removed stays there until it comes to the top.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -16,7 +17,7 @@ from runner.engine.gate import Gate
 from runner.engine.line import Line
 from runner.engine.order import Tier
 from runner.engine.places import aged_place, place_of
-from runner.engine.policies import POLICIES, by_share, first_come
+from runner.engine.policies import POLICIES, Given, by_share, first_come
 from runner.engine.sequence import Sequence
 
 # Beyond so many nobody is told a place: to know it, all who wait must be looked at.
@@ -30,11 +31,13 @@ class WaitingQueue:
 
     def __init__(self, policy: PolicyName = "fair", *, max_running_per_client: int = 0) -> None:
         """`max_running_per_client` 0: no limit."""
-        self._lines = tuple(Line(tier) for tier in Tier)
+        self._lines = tuple(Line[Sequence](tier) for tier in Tier)
         self._choose = POLICIES[policy]
         self._gate = Gate(max_running_per_client)
         self._waiting: dict[str, Sequence] = {}
-        self._n_turns = 0
+        # By tier and client: those waiting that never had a slot.
+        self._n_new: Counter[tuple[Tier, str]] = Counter()
+        self._given = Given()
         self._n_pushed = 0
         self._mean_cost = 0.0
 
@@ -48,22 +51,28 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait. Its place is fixed when it is pushed first."""
         assert sequence.request_id not in self._waiting
+        self._n_new[_account(sequence)] += sequence.n_parks == 0
         if sequence.place is None:
             self._n_pushed += 1
             sequence.place = (sequence.times.arrived_at, self._n_pushed)
         self._waiting[sequence.request_id] = sequence
         if self._gate.lets(sequence):
-            self._lines[sequence.tier].push(sequence)
+            self._lines[sequence.tier].push(sequence, is_parked=sequence.n_parks > 0)
 
     def peek(self) -> Sequence | None:
-        """Who is next; None where nobody is, or all are held back by their clients' limits."""
-        return self._choose(self._lines, self._n_turns)
+        """Who gets the next free slot; None where nobody waits, or all are held back by their clients' limits."""
+        return self._choose(self._lines, self._given)
+
+    def claimant(self) -> Sequence | None:
+        """Who may ask for the slot of another: whoever is next by right, not because it was parked long ago."""
+        return self._choose(self._lines, self._given._replace(since_parked=0))
 
     def take(self, sequence: Sequence) -> None:
         """The sequence got a slot."""
-        del self._waiting[sequence.request_id]
+        self._forget(sequence)
         is_best = all(line.is_empty for line in self._lines[: sequence.tier])
-        self._n_turns = self._n_turns + 1 if is_best else 0
+        since_aged, since_parked = self._given
+        self._given = Given(since_aged + 1 if is_best else 0, 0 if sequence.n_parks else since_parked + 1)
         self._lines[sequence.tier].take(sequence)
 
     def leave(self, sequence: Sequence) -> None:
@@ -75,7 +84,7 @@ class WaitingQueue:
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence waits no more: it has ended without a slot."""
-        del self._waiting[sequence.request_id]
+        self._forget(sequence)
         if self._gate.is_held(sequence):
             return  # its entry dies in the gate's heap
         self._lines[sequence.tier].remove(sequence)
@@ -89,6 +98,10 @@ class WaitingQueue:
     def charged(self, sequence: Sequence) -> float:
         """What the sequence's client has on its account, by its weight, within the tier."""
         return self._lines[sequence.tier].charged(sequence.owner)
+
+    def has_backlog(self, sequence: Sequence) -> bool:
+        """Whether the sequence's client has others waiting in the tier that never had a slot."""
+        return self._n_new[_account(sequence)] > 0
 
     def preview(self, most: int = MAX_PREVIEW) -> list[str]:
         """The ids of those who wait in the order in which they will be served, as far as it can be told; none where more than `most` wait.
@@ -107,6 +120,17 @@ class WaitingQueue:
             ordered += line.preview([sequence for sequence in waiting if sequence.tier is line.tier], self._mean_cost)
         return ordered
 
+    def _forget(self, sequence: Sequence) -> None:
+        del self._waiting[sequence.request_id]
+        account = _account(sequence)
+        self._n_new[account] -= sequence.n_parks == 0
+        if not self._n_new[account]:
+            del self._n_new[account]
+
     def _open_gate(self, gone: Sequence) -> None:
         for sequence in self._gate.closes_behind(gone, self._waiting):
-            self._lines[sequence.tier].push(sequence)
+            self._lines[sequence.tier].push(sequence, is_parked=sequence.n_parks > 0)
+
+
+def _account(sequence: Sequence) -> tuple[Tier, str]:
+    return sequence.tier, sequence.owner.client

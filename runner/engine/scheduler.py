@@ -1,19 +1,15 @@
 """Decides what each step computes.
 
-A step is either one token for every decoding sequence, or one chunk of one prompt. They take turns, so a stream waits for
-at most one chunk, whose size the budget chooses. They are never mixed: in partitioned mode llama.cpp would split them into
-the same passes, and chain a chunk with its decoding neighbours so that those pay for the longer context (docs/decisions).
-
-Life of a sequence: `add` -> waiting (queue.py says who is next) -> placed into a slot -> prompt chunks -> one token a step ->
-ended, the slot is free and keeps its cells as a prefix cache. `cancel` ends it at any stage. While no slot is free it may have to
-give up its own (preempt.py says who): it is parked, waits under the place of its arrival, and goes on where it was.
+Life of a sequence: `add` -> waiting (queue.py says who is next) -> placed into a slot -> prompt chunks -> one token a step (rows.py says
+what a step computes) -> ended, the slot is free and keeps its cells as a prefix cache. `cancel` ends it at any stage. While no slot is
+free it may have to give up its own (preempt.py says who): it is parked, waits under the place of its arrival, and goes on where it was.
 
 `plan` binds sequences to slots, cuts a slot's token list to what is kept and orders the same of the cache (`kv_ops`). The
 rows it plans change no token list before `commit` books them: a batch that was refused is planned again.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -21,17 +17,21 @@ from runner.config import PolicyName
 from runner.engine.backend import Vocabulary
 from runner.engine.batch import BatchPlan, Chunk, Outcome
 from runner.engine.budget import PromptBudget
+from runner.engine.costs import LEAST_ROWS, StepCosts
 from runner.engine.kv import Drop, KvOp, Park, Swap, Trim, Unpark
 from runner.engine.layout import Mover, Weights, closing_swap
 from runner.engine.lifecycle import Reason, State
-from runner.engine.places import aged_place
+from runner.engine.parking import HostMemory
 from runner.engine.preempt import Preemption
 from runner.engine.queue import WaitingQueue
+from runner.engine.rows import RowChooser
 from runner.engine.sequence import Sequence
 from runner.engine.slots import Slot, SlotPool
 
 # A batch that failed is tried again once; a sequence that was in two such batches is given up.
 MAX_FAULTS = 2
+# What the copies of cells in one step may take together, seconds, where they are more than one.
+MOST_MOVED_S = 0.01
 
 
 @dataclass(slots=True)
@@ -54,31 +54,40 @@ class Scheduler:
         self,
         pool: SlotPool,
         vocabulary: Vocabulary,
-        budget: PromptBudget,
         weights: Weights,
         *,
+        n_batch: int,
+        itl_target_s: float,
+        prompt_chunk: int = 0,
         policy: PolicyName = "fair",
         max_running_per_client: int = 0,
         share_grace_s: float = 1.0,
         kv_host_bytes: int = 1 << 30,
     ) -> None:
-        """`kv_host_bytes` bounds the cells of parked sequences in host memory; beyond it they are computed again."""
+        """`n_batch` bounds the rows of a step, `itl_target_s` and `prompt_chunk` those of prompts beside streams (budget.py).
+
+        `kv_host_bytes` bounds the cells of parked sequences in host memory; beyond it they are computed again.
+        """
         self.pool = pool
         self.waiting = WaitingQueue(policy, max_running_per_client=max_running_per_client)
         self.running: list[Sequence] = []
         self._by_id: dict[str, Sequence] = {}
         self._preemption = Preemption(
-            across_tiers=policy != "fcfs", share_grace_s=share_grace_s if policy == "fair" else None, charged=self.waiting.charged
+            across_tiers=policy != "fcfs",
+            share_grace_s=share_grace_s if policy == "fair" else None,
+            charged=self.waiting.charged,
+            has_backlog=self.waiting.has_backlog,
         )
-        self._kv_host_bytes, self._parked_bytes = kv_host_bytes, 0
-        self._n_parked = 0
+        self.costs = StepCosts()
+        self._host = HostMemory(kv_host_bytes, weights.cell_bytes, self.costs)
+        self._n_parked = self._n_moved_bytes = 0
         self._drops: list[Drop] = []
         self._to_park: list[str] = []
         self._vocabulary = vocabulary
-        self._budget = budget
+        self._budget = PromptBudget(self.costs, max_rows=n_batch, target_gap_s=itl_target_s, fixed_rows=prompt_chunk)
+        self._rows = RowChooser(pool, self.costs, self._budget)
         self._weights = weights
         self._placed: list[Sequence] = []
-        self._prompt_is_due = False
         self._solo: deque[int] = deque()
         self._repairs: dict[int, Trim] = {}
         self._planned_at = 0.0
@@ -96,7 +105,7 @@ class Scheduler:
     @property
     def parked_bytes(self) -> int:
         """Cells of parked sequences in host memory."""
-        return self._parked_bytes
+        return self._host.used_bytes
 
     @property
     def longest_step_s(self) -> float | None:
@@ -128,28 +137,23 @@ class Scheduler:
     def plan(self, now: float) -> BatchPlan:
         """Free a slot for who must not wait, place waiting sequences, close a gap between slots, then choose this step's rows."""
         self._planned_at = now
+        self._n_moved_bytes = 0
         ops: list[KvOp] = [*self._drops, *self._repairs.values()]
         self._drops.clear()
         ops += self._park_as_told(now)
-        if (pair := self._preempt(now)) is not None:
-            victim, first = pair
-            ops.append(self._park(victim, now))
-            ops += self._place(first, now, may_move=False) or ()
-        ops += self._place_waiting(now, may_move=pair is None)
+        ops += self._place_waiting(now)
+        ops += self._preempt(now)
         if self._solo:
             return self._solo_plan(tuple(ops))
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
             (decoding if sequence.state is State.DECODE else prefilling).append(sequence)
-        if prefilling and (self._prompt_is_due or not decoding):
-            prefilling.sort(key=aged_place)
-            n_rows = self._budget.n_rows(others_decode=bool(decoding))
-            return BatchPlan(tuple(ops), self._prompt_chunks(prefilling, n_rows), is_prompt=True)
+        if prefilling and (self._rows.prompt_is_due or not decoding):
+            return BatchPlan(tuple(ops), tuple(self._rows.prompt_chunks(prefilling, decoding)))
         if decoding:
             ops += self._close_a_gap(decoding)
-            return BatchPlan(tuple(ops), tuple(sorted(map(self._decode_chunk, decoding))))
-        return BatchPlan(tuple(ops))
+        return BatchPlan(tuple(ops), tuple(self._rows.decode_chunks(decoding)))
 
     def take_placed(self) -> list[Sequence]:
         """The sequences that got a slot since the last call: each needs a sampler chain before its first logits."""
@@ -170,7 +174,7 @@ class Scheduler:
                     emptied.add(slot_id)
                 case Park(slot_id, ticket) if is_refused or slot_id in emptied:
                     if (parked := self._by_id.get(ticket)) is not None:
-                        self._lose_kept(parked)
+                        self._host.lose(parked)
                 case Unpark(_, slot_id) if is_refused:
                     emptied.add(slot_id)
                 case Unpark(_, slot_id, has_cells) if has_cells:
@@ -184,21 +188,26 @@ class Scheduler:
             self._forget_cells(self.pool[slot_id])
         return plan._replace(kv_ops=(), chunks=tuple(chunk for chunk in plan.chunks if chunk.slot_id not in emptied))
 
-    def _place_waiting(self, now: float, *, may_move: bool) -> list[KvOp]:
-        """Fill the free slots. `may_move`: of the cells in host memory one sequence's may be brought back in this step."""
+    def _place_waiting(self, now: float) -> list[KvOp]:
+        """Fill the free slots."""
         ops: list[KvOp] = []
         while self.pool.has_free and (sequence := self.waiting.peek()) is not None:
-            placing = self._place(sequence, now, may_move=may_move)
+            placing = self._place(sequence, now)
             if placing is None:
                 break
             ops += placing
-            may_move = may_move and not any(isinstance(op, Unpark) and op.has_cells for op in placing)
         return ops
 
-    def _place(self, sequence: Sequence, now: float, *, may_move: bool) -> list[KvOp] | None:
-        if sequence.state is State.PARKED:
-            return self._resume(sequence, now, may_move=may_move)
-        return self._admit(sequence, now)
+    def _place(self, sequence: Sequence, now: float) -> list[KvOp] | None:
+        """None where its cells would have to be moved, and enough have been in this step."""
+        return self._resume(sequence, now) if sequence.state is State.PARKED else self._admit(sequence, now)
+
+    def _may_move(self, n_cells: int) -> bool:
+        """Whether so many more cells may be copied in this step: the first always, others while all take no time to speak of."""
+        if self._n_moved_bytes == 0:
+            return True
+        move_s = self.costs.move_s(self._n_moved_bytes + self._host.bytes_of(n_cells))
+        return move_s is not None and move_s <= MOST_MOVED_S
 
     def _admit(self, sequence: Sequence, now: float) -> list[KvOp]:
         placement = self.pool.place(sequence.prompt, may_reuse=sequence.cache_prompt, now=now)
@@ -210,21 +219,22 @@ class Scheduler:
         self._bind(slot, sequence, State.PREFILL)
         return ops
 
-    def _resume(self, sequence: Sequence, now: float, *, may_move: bool) -> list[KvOp] | None:
-        """Let a parked sequence go on, with its cells from a slot or from host memory; None where they may not be moved in this step."""
+    def _resume(self, sequence: Sequence, now: float) -> list[KvOp] | None:
+        """Let a parked sequence go on, with its cells from a slot or from host memory."""
         placement = self.pool.place(sequence.script, may_reuse=True, now=now, needs_logits=sequence.pending is None)
         assert placement is not None
         slot, keep = placement.slot, placement.keep
         has_cells = keep < sequence.n_kept
-        if has_cells and not may_move:
+        if has_cells and not self._may_move(sequence.n_kept):
             return None
         ops: list[KvOp] = []
         if has_cells:
+            self._n_moved_bytes += self._host.bytes_of(sequence.n_kept)
             slot.tokens = sequence.script[: sequence.n_kept]
         else:
             ops += self._cut(slot, keep)
         ops.append(Unpark(sequence.request_id, slot.slot_id, has_cells))
-        self._lose_kept(sequence)
+        self._host.lose(sequence)
         self._n_parked -= 1
         sequence.times.parked_s += now - sequence.times.parked_at
         is_whole = sequence.pending is not None and len(slot.tokens) == len(sequence.script)
@@ -250,23 +260,23 @@ class Scheduler:
             self._to_park.clear()
         return [self._park(sequence, now) for sequence in told if sequence.slot_id is not None]
 
-    def _preempt(self, now: float) -> tuple[Sequence, Sequence] | None:
-        """Who gives up its slot, and to whom. While a refused batch is taken apart, nobody moves."""
-        if self.pool.has_free or self._solo or not self.waiting:
-            return None
-        first = self.waiting.peek()
-        victim = None if first is None else self._preemption.victim_for(first, self.running, now)
-        return None if first is None or victim is None else (victim, first)
+    def _preempt(self, now: float) -> list[KvOp]:
+        """Let those who must not wait have the slots of those who give theirs up. While a refused batch is taken apart, nobody moves."""
+        ops: list[KvOp] = []
+        while not (self.pool.has_free or self._solo) and (first := self.waiting.claimant()) is not None:
+            victim = self._preemption.victim_for(first, self.running, now, spared=self._placed)
+            if victim is None or not self._may_move(len(self._slot_of(victim).tokens)):
+                break
+            ops.append(self._park(victim, now))
+            ops += self._place(first, now) or ()
+        return ops
 
     def _park(self, sequence: Sequence, now: float) -> Park:
         slot = self._slot_of(sequence)
         if sequence.pending is not None and sequence.state is State.DECODE:
             sequence.script = list(slot.tokens)
-        n_bytes = len(slot.tokens) * self._weights.cell_bytes
-        keeps_cells = 0 < n_bytes <= self._kv_host_bytes - self._parked_bytes
-        if keeps_cells:
-            sequence.n_kept = len(slot.tokens)
-            self._parked_bytes += n_bytes
+        keeps_cells = self._host.keep(sequence, len(slot.tokens))
+        self._n_moved_bytes += self._host.bytes_of(sequence.n_kept)
         sequence.n_parks += 1
         self._n_parked += 1
         sequence.times.parked_at = now
@@ -276,11 +286,6 @@ class Scheduler:
         self.waiting.leave(sequence)
         self.waiting.push(sequence)
         return Park(slot.slot_id, sequence.request_id, keeps_cells)
-
-    def _lose_kept(self, sequence: Sequence) -> None:
-        """Its cells are in host memory no more."""
-        self._parked_bytes -= sequence.n_kept * self._weights.cell_bytes
-        sequence.n_kept = 0
 
     def _close_a_gap(self, decoding: list[Sequence]) -> list[KvOp]:
         if len(self.running) == 1:
@@ -293,7 +298,9 @@ class Scheduler:
         swap = closing_swap(movers, busy, free, self._weights)
         if swap is None:
             return []
-        self.pool.exchange(self.pool[swap.source], self.pool[swap.target])
+        busy_slot, free_slot = self.pool[swap.source], self.pool[swap.target]
+        self._n_moved_bytes += self._host.bytes_of(len(busy_slot.tokens) + len(free_slot.tokens))
+        self.pool.exchange(busy_slot, free_slot)
         return [swap]
 
     def _forget_cells(self, slot: Slot) -> None:
@@ -308,32 +315,6 @@ class Scheduler:
             sequence.move_to(State.PARKED)
             sequence.move_to(State.PREFILL)
 
-    def _prompt_chunks(self, prefilling: list[Sequence], n_rows: int) -> tuple[Chunk, ...]:
-        """The first prompt's chunk, and of prompts in adjacent slots what the budget leaves: they share its passes.
-
-        A prompt that is not adjacent would be a pass of its own, and may as well have a step of its own.
-        """
-        first = self._slot_of(prefilling[0]).slot_id
-        run = _run_around(first, {self._slot_of(sequence).slot_id for sequence in prefilling})
-        chunks: list[Chunk] = []
-        for sequence in prefilling:
-            if n_rows > 0 and sequence.slot_id in run:
-                chunks.append(self._prompt_chunk(sequence, n_rows))
-                n_rows -= len(chunks[-1].tokens)
-        return tuple(sorted(chunks))
-
-    def _prompt_chunk(self, sequence: Sequence, n_rows: int) -> Chunk:
-        slot = self._slot_of(sequence)
-        pos = len(slot.tokens)
-        script = sequence.script
-        end = min(len(script), pos + n_rows)
-        return Chunk(slot.slot_id, pos, script[pos:end], has_logits=end == len(script) and sequence.pending is None)
-
-    def _decode_chunk(self, sequence: Sequence) -> Chunk:
-        slot = self._slot_of(sequence)
-        assert sequence.pending is not None
-        return Chunk(slot.slot_id, len(slot.tokens), (sequence.pending,), has_logits=True)
-
     def _solo_plan(self, ops: tuple[KvOp, ...]) -> BatchPlan:
         """One chunk alone: some row of a batch was refused, and this finds out whose."""
         while self._solo:
@@ -341,23 +322,34 @@ class Scheduler:
             if sequence is None:
                 self._solo.popleft()
             elif sequence.state is State.DECODE:
-                return BatchPlan(ops, (self._decode_chunk(sequence),))
+                return BatchPlan(ops, (self._rows.decode_chunk(sequence),))
             else:
-                return BatchPlan(ops, (self._prompt_chunk(sequence, self._budget.n_rows(others_decode=True)),), is_prompt=True)
+                return BatchPlan(ops, (self._rows.prompt_chunk(sequence, LEAST_ROWS),))
         return BatchPlan(ops)
 
     # -- booking -------------------------------------------------------------------------------------------------------
 
     def commit(
-        self, plan: BatchPlan, outcome: Outcome, sampled: Seq[int], now: float, cells: Mapping[int, int] | None = None
+        self,
+        plan: BatchPlan,
+        outcome: Outcome,
+        sampled: Seq[int],
+        now: float,
+        cells: Mapping[int, int] | None = None,
+        *,
+        moved_s: float = 0.0,
     ) -> StepResult:
-        """Book what the step made true. `cells` tells, after BROKEN, how many cells each slot of the plan really has."""
+        """Book what the step made true. `cells` tells, after BROKEN, how many cells each slot of the plan really has.
+
+        `moved_s` of the step's seconds went into its `kv_ops`.
+        """
         self._repairs.clear()
         result = StepResult()
         self._give_up_hopeless(result, now)
         match outcome:
             case Outcome.DONE:
-                self._learn(plan, now - self._planned_at)
+                self._rows.learn(plan, now - self._planned_at - moved_s)
+                self.costs.learn_move(self._n_moved_bytes if plan.kv_ops else 0, moved_s)
                 self._book(plan, sampled, now, result)
             case Outcome.INVALID | Outcome.NO_ROOM if len(plan.chunks) > 1 and not self._solo:
                 self._solo.extend(chunk.slot_id for chunk in plan.chunks)
@@ -367,15 +359,6 @@ class Scheduler:
                 assert cells is not None
                 self._repair(plan, cells, result, now)
         return result
-
-    def _learn(self, plan: BatchPlan, seconds: float) -> None:
-        if not plan.chunks:
-            return
-        self._prompt_is_due = not plan.is_prompt
-        if plan.is_prompt:
-            self._budget.learn_prompt(plan.n_rows, seconds)
-        elif not plan.kv_ops:
-            self._budget.learn_decode(seconds)
 
     def _book(self, plan: BatchPlan, sampled: Seq[int], now: float, result: StepResult) -> None:
         tokens = iter(sampled)
@@ -447,7 +430,7 @@ class Scheduler:
         sequence.times.finished_at = now
         if sequence.state is State.PARKED:
             sequence.times.parked_s += now - sequence.times.parked_at
-            self._lose_kept(sequence)
+            self._host.lose(sequence)
             self._n_parked -= 1
             self._drops.append(Drop(sequence.request_id))
         if sequence.state in (State.QUEUED, State.PARKED):
@@ -462,13 +445,3 @@ class Scheduler:
     def _slot_of(self, sequence: Sequence) -> Slot:
         assert sequence.slot_id is not None
         return self.pool[sequence.slot_id]
-
-
-def _run_around(slot_id: int, ids: Set[int]) -> range:
-    """The consecutive ids around `slot_id`."""
-    first = last = slot_id
-    while first - 1 in ids:
-        first -= 1
-    while last + 1 in ids:
-        last += 1
-    return range(first, last + 1)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from runner.bundle.gguf import read_header
 from runner.config import EngineConfig
-from runner.engine.budget import PromptBudget
 from runner.engine.capacity import DEFAULT_CTX, DEFAULT_SLOTS, RESERVE_BYTES, Capacity, Wanted, choose_capacity, padded
 from runner.engine.layout import Weights
 from runner.engine.scheduler import Scheduler
@@ -123,8 +122,10 @@ def load_engine(config: EngineConfig, *, clock: Clock, progress: Callable[[float
     scheduler = Scheduler(
         SlotPool(size.n_slots),
         model.vocabulary,
-        PromptBudget(max_rows=config.n_batch, target_gap_s=config.itl_target_s),
         Weights(model.size_bytes, model.cell_bytes),
+        n_batch=config.n_batch,
+        itl_target_s=config.itl_target_s,
+        prompt_chunk=config.prompt_chunk,
         policy=config.policy,
         max_running_per_client=config.max_running_per_client,
         share_grace_s=config.share_grace_s,
@@ -180,6 +181,8 @@ def _describe(config: EngineConfig, library: Library, model: Model, chose: _Chos
         load_s=load_s,
         sampling=config.sampling,
         notes=chose.notes,
+        itl_target_s=config.itl_target_s,
+        prompt_chunk=config.prompt_chunk,
     )
 
 

@@ -85,7 +85,11 @@ class EngineLoop:
         started = self._clock()
         self._drain_inbox(started)
         plan = self._scheduler.plan(started)
-        refused = self._backend.apply(plan.kv_ops) if plan.kv_ops else []
+        moved_s = 0.0
+        refused = []
+        if plan.kv_ops:
+            refused = self._backend.apply(plan.kv_ops)
+            moved_s = self._clock() - started
         if refused:
             plan = self._scheduler.without(plan, refused)
         self._open_samplers()
@@ -94,7 +98,7 @@ class EngineLoop:
         cells = {chunk.slot_id: self._backend.n_cells(chunk.slot_id) for chunk in plan.chunks} if outcome is Outcome.BROKEN else None
         now = self._clock()
         self._count(plan)
-        self._collect(self._scheduler.commit(plan, outcome, sampled, now, cells))
+        self._collect(self._scheduler.commit(plan, outcome, sampled, now, cells, moved_s=moved_s))
         self._send(now)
         if plan.chunks:
             self.totals.busy_s += self._clock() - started
@@ -144,10 +148,9 @@ class EngineLoop:
         if plan.chunks:
             totals.n_steps += 1
             totals.n_passes += plan.n_passes
-            if plan.is_prompt:
-                totals.n_prompt_rows += plan.n_rows
-            else:
-                totals.n_decode_rows += len(plan.chunks)
+            n_prompt_rows = plan.n_prompt_rows
+            totals.n_prompt_rows += n_prompt_rows
+            totals.n_decode_rows += plan.n_rows - n_prompt_rows
         if plan.kv_ops:
             totals.n_swaps += sum(isinstance(op, Swap) for op in plan.kv_ops)
             totals.n_parks += sum(isinstance(op, Park) for op in plan.kv_ops)

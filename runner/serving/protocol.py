@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from runner.config import EngineConfig, SamplingDefaults
+from runner.config import DEFAULT_ITL_TARGET_S, EngineConfig, SamplingDefaults
 from runner.engine.order import NOBODY, Owner, Tier
 from runner.engine.sampling import SamplingParams
 
@@ -121,6 +121,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float
     sampling: SamplingDefaults
     notes: list[str]
+    itl_target_s: float = DEFAULT_ITL_TARGET_S
+    prompt_chunk: int = 0
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="loading"):

@@ -56,7 +56,7 @@ class CountedCells:
         """Make the cells. No position twice, none left out, none beyond the slot's end."""
         cells = self._n_cells
         n_rows, last = 0, -1
-        for slot_id, pos, tokens, _ in plan.chunks:
+        for slot_id, pos, tokens, _, _ in plan.chunks:
             assert slot_id > last, "rows in ascending slot id, one chunk a slot"
             assert pos == cells[slot_id], f"slot {slot_id}: a chunk at {pos}, {cells[slot_id]} cells"
             n, last = len(tokens), slot_id

@@ -62,16 +62,23 @@ class StepCost:
         self.costs = costs
         self._pass_s = [0.0, *(self._between(n) for n in range(1, _N_LOOKED_UP))]
 
-    def seconds(self, plan: BatchPlan, n_moved_cells: int = 0) -> float:
-        """What it takes to carry `plan` out."""
-        seconds = n_moved_cells * self.costs.cell_bytes * self.costs.byte_s
+    def seconds(self, plan: BatchPlan) -> float:
+        """What it takes to compute the rows of `plan`. A pass of one row a slot costs what decoding costs, any other what a prompt does."""
         chunks = plan.chunks
-        if not plan.is_prompt and chunks and chunks[-1].slot_id - chunks[0].slot_id == len(chunks) - 1:
+        if chunks and not chunks[0].is_prompt and chunks[-1].slot_id - chunks[0].slot_id == len(chunks) - 1 == plan.n_rows - 1:
             # The step of every token: all rows in one pass.
             n = len(chunks)
-            return seconds + self.pass_s(n) + self.costs.decode_cell_s * n * padded(max([chunk.pos for chunk in chunks]) + 1)
-        cell_s = self.costs.prompt_cell_s if plan.is_prompt else self.costs.decode_cell_s
-        return seconds + sum(self.pass_s(n) + cell_s * n * padded(longest) for n, longest in passes(chunks))
+            return self.pass_s(n) + self.costs.decode_cell_s * n * padded(max([chunk.pos for chunk in chunks]) + 1)
+        return sum(map(self._one_pass_s, passes(chunks)))
+
+    def moved_s(self, n_cells: int) -> float:
+        """What it takes to copy so many cells."""
+        return n_cells * self.costs.cell_bytes * self.costs.byte_s
+
+    def _one_pass_s(self, one: tuple[int, int, int]) -> float:
+        n_rows, n_slots, longest = one
+        cell_s = self.costs.decode_cell_s if n_rows == n_slots else self.costs.prompt_cell_s
+        return self.pass_s(n_rows) + cell_s * n_rows * padded(longest)
 
     def pass_s(self, n_rows: int) -> float:
         """A pass without any context."""

@@ -2,16 +2,19 @@
 
 import heapq
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from runner.engine.backend import Backend
 from runner.engine.batch import BatchPlan, Outcome
 from runner.engine.kv import KvOp
+from runner.engine.lifecycle import State
 from runner.engine.order import Owner
 from runner.engine.sampling import SamplingParams
 from runner.engine.scheduler import Scheduler, StepResult
 from runner.engine.sequence import Sequence
 from runner.simulate.costs import StepCost
+from runner.simulate.limits import NO_LIMITS, Bound, Limits
 from runner.simulate.traces import NEVER, Arrival, Trace
 
 GREEDY: Final = SamplingParams(temperature=0.0, seed=0)
@@ -38,20 +41,62 @@ class Witness(Protocol):
     def ended(self, sequence: Sequence, now: float) -> None:
         """A request is in its final state."""
 
+    def refused(self, client: str, bound: Bound, now: float) -> None:
+        """A request was not taken."""
+
+
+class Witnesses:
+    """Several, told one after the other."""
+
+    def __init__(self, *witnesses: Witness) -> None:
+        self._witnesses = witnesses
+
+    def arrived(self, sequence: Sequence, now: float) -> None:
+        """See `Witness`; so for the others."""
+        for witness in self._witnesses:
+            witness.arrived(sequence, now)
+
+    def stepped(self, plan: BatchPlan, seconds: float, result: StepResult, now: float) -> None:
+        """All are told."""
+        for witness in self._witnesses:
+            witness.stepped(plan, seconds, result, now)
+
+    def ended(self, sequence: Sequence, now: float) -> None:
+        """All are told."""
+        for witness in self._witnesses:
+            witness.ended(sequence, now)
+
+    def refused(self, client: str, bound: Bound, now: float) -> None:
+        """All are told."""
+        for witness in self._witnesses:
+            witness.refused(client, bound, now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaves:
+    """A request whose client gives up, or whose time is over: all of it, or that to wait for its first slot."""
+
+    sequence: Sequence
+    is_timeout: bool = False
+    while_waiting: bool = False
+
 
 class Machine:
     """Drives a scheduler over a trace, as `serving/loop.py` does over clients."""
 
-    def __init__(self, scheduler: Scheduler, cells: Cells, cost: StepCost, trace: Trace, witness: Witness) -> None:
+    def __init__(
+        self, scheduler: Scheduler, cells: Cells, cost: StepCost, trace: Trace, witness: Witness, limits: Limits = NO_LIMITS
+    ) -> None:
         self.now = 0.0
+        self.limits = limits
         self.scheduler, self.cells = scheduler, cells
         self._cost, self._trace, self._witness = cost, trace, witness
         self._next = next(trace.arrivals, None)
-        # (when, number, the request that is given up or the one that arrives): replies and cancels, whose time comes later.
-        self._due: list[tuple[float, int, str | Arrival]] = []
-        self._owners: dict[int, Owner] = {}
-        self._n = 0
-        self._n_empty = 0
+        # (when, number, what): replies and ends, whose time comes later.
+        self._due: list[tuple[float, int, _Leaves | Arrival]] = []
+        self._owners: dict[tuple[int, str], Owner] = {}
+        self.n_timed_out = 0
+        self._n = self._n_due = self._n_empty = 0
 
     def run(self) -> None:
         """Step until all have arrived and nothing is left to do."""
@@ -67,8 +112,7 @@ class Machine:
         if not plan.chunks and not plan.kv_ops:
             self._n_empty += 1
             assert self._n_empty < MAX_EMPTY_STEPS, "work that is never planned"
-            wake_at = NEVER if plan.wake_at is None else plan.wake_at
-            self._pass_time(min(wake_at, self._next_at))
+            self._pass_time(self._next_at)
         else:
             self._n_empty = 0
         self._carry_out(plan)
@@ -88,9 +132,10 @@ class Machine:
         outcome = cells.decode(plan) if plan.chunks else Outcome.DONE
         sampled = cells.sample(plan) if outcome is Outcome.DONE and plan.chunks else []
         there = {chunk.slot_id: cells.n_cells(chunk.slot_id) for chunk in plan.chunks} if outcome is Outcome.BROKEN else None
-        seconds = self._cost.seconds(plan, n_moved)
+        moved_s = self._cost.moved_s(n_moved)
+        seconds = moved_s + self._cost.seconds(plan)
         self.now += seconds
-        result = scheduler.commit(plan, outcome, sampled, self.now, there)
+        result = scheduler.commit(plan, outcome, sampled, self.now, there, moved_s=moved_s)
         self._witness.stepped(plan, seconds, result, self.now)
         for sequence in result.ended:
             self._end(sequence)
@@ -118,32 +163,58 @@ class Machine:
             what = heapq.heappop(self._due)[2]
             if isinstance(what, Arrival):
                 self._submit(what)
-            elif (left := self.scheduler.cancel(what, now)) is not None:
-                self._end(left)
+            else:
+                self._leave(what)
+
+    def _leave(self, leaves: _Leaves) -> None:
+        sequence = leaves.sequence
+        if leaves.while_waiting and sequence.state is not State.QUEUED:
+            return
+        if self.scheduler.cancel(sequence.request_id, self.now) is not None:
+            self.n_timed_out += leaves.is_timeout
+            self._end(sequence)
 
     def _submit(self, arrival: Arrival) -> None:
         self._n += 1
+        bound = self.limits.refuses(str(arrival.client), self.scheduler, len(self.scheduler.pool.slots))
+        if bound is not None:
+            self._witness.refused(str(arrival.client), bound, self.now)
+            self._reply(arrival.client)
+            return
         request_id = f"{arrival.client}/{self._n}"
         # A prompt is one number all over, its own or, as far as it is its client's, the client's: none begins like another's.
         prompt = [-1 - arrival.client] * arrival.n_common + [1 + self._n] * (arrival.n_prompt - arrival.n_common)
-        sequence = Sequence(
-            request_id, prompt, GREEDY, arrival.n_generate, ignore_eos=True, tier=arrival.tier, owner=self._owner(arrival.client)
-        )
+        sequence = Sequence(request_id, prompt, GREEDY, arrival.n_generate, ignore_eos=True, tier=arrival.tier, owner=self._owner(arrival))
         sequence.times.arrived_at = sequence.times.prepared_at = arrival.at
         self.scheduler.add(sequence)
         self._witness.arrived(sequence, self.now)
-        if arrival.leaves_at < NEVER:
-            heapq.heappush(self._due, (arrival.leaves_at, self._n, request_id))
+        self._leaves_at(arrival.leaves_at, _Leaves(sequence))
+        limits = self.limits
+        if limits.timeout_s:
+            self._leaves_at(arrival.at + limits.timeout_s, _Leaves(sequence, is_timeout=True))
+        if limits.queue_timeout_s:
+            self._leaves_at(arrival.at + limits.queue_timeout_s, _Leaves(sequence, is_timeout=True, while_waiting=True))
 
-    def _owner(self, client: int) -> Owner:
-        owner = self._owners.get(client)
+    def _leaves_at(self, at: float, leaves: _Leaves) -> None:
+        if at < NEVER:
+            self._later(at, leaves)
+
+    def _later(self, at: float, what: _Leaves | Arrival) -> None:
+        self._n_due += 1
+        heapq.heappush(self._due, (at, self._n_due, what))
+
+    def _owner(self, arrival: Arrival) -> Owner:
+        key = arrival.client, arrival.part
+        owner = self._owners.get(key)
         if owner is None:
-            owner = self._owners[client] = Owner(str(client))
+            owner = self._owners[key] = Owner(str(arrival.client), arrival.part, arrival.weight)
         return owner
 
     def _end(self, sequence: Sequence) -> None:
         self._witness.ended(sequence, self.now)
-        answer = self._trace.reply(int(sequence.owner.client), self.now)
+        self._reply(int(sequence.owner.client))
+
+    def _reply(self, client: int) -> None:
+        answer = self._trace.reply(client, self.now)
         if answer is not None:
-            self._n += 1
-            heapq.heappush(self._due, (answer.at, self._n, answer))
+            self._later(answer.at, answer)

@@ -1,6 +1,5 @@
 """What a simulated day was like: rates, waits, gaps between tokens, fairness and starvation."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
@@ -10,49 +9,13 @@ import msgspec
 
 from runner.engine.batch import BatchPlan
 from runner.engine.lifecycle import Reason
-from runner.engine.order import Owner, Tier
+from runner.engine.order import Tier
 from runner.engine.scheduler import StepResult
 from runner.engine.sequence import Sequence
 from runner.simulate.costs import Costs
-
-# Neighbouring classes of a distribution are so far apart: a percentile is exact to 1 %.
-_RATIO: Final = 1.02
-_PER_E: Final = 1 / math.log(_RATIO)
-_SMALLEST_S: Final = 1e-6
-_NOTHING: Final = -(1 << 20)
-
-
-class Spread:
-    """A distribution of seconds in bounded memory: counts by logarithm, and the exact maximum."""
-
-    __slots__ = ("counts", "max", "n")
-
-    def __init__(self) -> None:
-        self.counts: Counter[int] = Counter()
-        self.n = 0
-        self.max = 0.0
-
-    def add(self, seconds: float, n: int = 1) -> None:
-        """Take a value, `n` times."""
-        self.counts[int(math.log(seconds) * _PER_E // 1) if seconds > _SMALLEST_S else _NOTHING] += n
-        self.n += n
-        if seconds > self.max:
-            self.max = seconds
-
-    def absorb(self, other: "Spread") -> None:
-        """Take all values of another."""
-        self.counts.update(other.counts)
-        self.n += other.n
-        self.max = max(self.max, other.max)
-
-    def percentile(self, share: float) -> float:
-        """The value that `share` of all are not above; 0 for none."""
-        left = share * self.n
-        for key in sorted(self.counts):
-            left -= self.counts[key]
-            if left <= 0:
-                return 0.0 if key == _NOTHING else min(math.exp((key + 0.5) / _PER_E), self.max)
-        return self.max
+from runner.simulate.foresight import Told
+from runner.simulate.limits import Bound, Limits
+from runner.simulate.spread import Spread
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -80,6 +43,9 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True):
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One policy with one number of slots. Rates by the simulated clock; `jain` is None where fewer than two clients had work.
 
+    Shares are taken by weight. `waits_told` are of those that waited, `retries_told` of those that a bound refused for longer than a
+    second, `admitted` is the share of all refused that would be admitted when told to ask again; None where there was none.
+
     `lone_ttft_s` is of requests whose client had nothing else unfinished when they came: what those see who ask for little.
     """
 
@@ -105,14 +71,20 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     starved: float
     tiers: dict[str, Waits]
     jain: float | None
+    n_timed_out: int = 0
+    n_refused: int = 0
+    admitted: float | None = None
+    waits_told: Told | None = None
+    retries_told: Told | None = None
 
 
 class _Account:
     """One client: what was computed for it, and how long it had something unfinished."""
 
-    __slots__ = ("n_open", "n_tokens", "open_s", "since")
+    __slots__ = ("n_open", "n_tokens", "open_s", "since", "weight")
 
-    def __init__(self) -> None:
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
         self.n_open = self.n_tokens = 0
         self.open_s = self.since = 0.0
 
@@ -127,21 +99,21 @@ class Tally:
         self._waits = {tier: Spread() for tier in Tier}
         self._n_starved: Counter[Tier] = Counter()
         self._reasons: Counter[Reason] = Counter()
-        self._accounts: dict[Owner, _Account] = {}
-        self._n_open = self._longest_queue = self._n_parked = 0
+        self._accounts: dict[str, _Account] = {}
+        self._n_open = self._longest_queue = self._n_parked = self._n_refused = 0
         self._n_steps = self._n_passes = self._n_rows = self._n_prompt_rows = self._n_generated = 0
         self._busy_s = self._until = 0.0
 
     @property
     def n_ended(self) -> int:
-        """Requests in their final state."""
-        return self._reasons.total()
+        """Requests in their final state, or refused."""
+        return self._reasons.total() + self._n_refused
 
     def arrived(self, sequence: Sequence, now: float) -> None:
         """See `machine.Witness`; so for the others."""
-        account = self._accounts.get(sequence.owner)
+        account = self._accounts.get(sequence.owner.client)
         if account is None:
-            account = self._accounts[sequence.owner] = _Account()
+            account = self._accounts[sequence.owner.client] = _Account(sequence.owner.weight)
         if account.n_open == 0:
             account.since = now
             self._lone.add(sequence.request_id)
@@ -158,9 +130,8 @@ class Tally:
         self._n_steps += 1
         self._n_passes += plan.n_passes
         self._n_generated += len(result.texts)
-        if plan.is_prompt:
-            self._n_prompt_rows += plan.n_rows
-        self._n_rows += plan.n_rows if plan.is_prompt else len(plan.chunks)
+        self._n_prompt_rows += plan.n_prompt_rows
+        self._n_rows += plan.n_rows
         gaps = result.gaps_s
         if gaps:
             first, n = gaps[0], 0
@@ -185,7 +156,7 @@ class Tally:
             if sequence.request_id in self._lone:
                 self._lone_ttft.add(times.first_token_at - times.arrived_at)
         self._lone.discard(sequence.request_id)
-        account = self._accounts[sequence.owner]
+        account = self._accounts[sequence.owner.client]
         if times.admitted_at:
             # Those that were given up while their prompt was computed count as if it had been.
             account.n_tokens += len(sequence.prompt) - sequence.n_cached + sequence.n_generated
@@ -193,6 +164,10 @@ class Tally:
         self._n_open -= 1
         if account.n_open == 0:
             account.open_s += now - account.since
+
+    def refused(self, client: str, bound: Bound, now: float) -> None:
+        """It is counted."""
+        self._n_refused += 1
 
     def row(self, policy: str, n_slots: int) -> Row:
         """All figures."""
@@ -205,6 +180,7 @@ class Tally:
             n_served=n_served,
             n_cancelled=self._reasons[Reason.CANCELLED],
             n_failed=self._reasons[Reason.ERROR],
+            n_refused=self._n_refused,
             seconds=self._until,
             busy=self._busy_s / seconds,
             requests_s=n_served / seconds,
@@ -219,12 +195,12 @@ class Tally:
             lone_ttft_s=Figures.of(self._lone_ttft),
             itl_s=Figures.of(self._itl),
             wait_s=Figures.of(_merged(spread for _, spread in waits)),
-            starved=self._n_starved.total() / max(1, self.n_ended),
+            starved=self._n_starved.total() / max(1, self._reasons.total()),
             tiers={
                 tier.name.lower(): Waits(n=spread.n, wait_s=Figures.of(spread), starved=self._n_starved[tier] / spread.n)
                 for tier, spread in waits
             },
-            jain=jain([account.n_tokens / account.open_s for account in self._accounts.values() if account.open_s > 0]),
+            jain=jain([account.n_tokens / account.open_s / account.weight for account in self._accounts.values() if account.open_s > 0]),
         )
 
 
@@ -251,6 +227,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     n_ctx_slot: int
     bound_s: float
+    limits: Limits
     costs: Costs
     rows: list[Row]
 
@@ -265,9 +242,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         if any(len(row.tiers) > 1 for row in self.rows):
             tiers = [_tier_cells(row, name, waits) for row in self.rows for name, waits in row.tiers.items()]
             parts.append(aligned(_TIER_COLUMNS, tiers))
+        if any(row.waits_told or row.n_refused for row in self.rows):
+            parts.append(aligned(_TOLD_COLUMNS, [_told_cells(row) for row in self.rows]))
         parts.append(
             "Times in seconds: p50 / p95 / p99 / longest. Lone: the client had nothing else unfinished. "
-            f"Starved: waited more than {self.bound_s:g} s for a slot. Jain: 1 is fair."
+            f"Starved: waited more than {self.bound_s:g} s for a slot. Jain: 1 is fair. Told / came: p10 / p50 / p90."
         )
         return "\n\n".join(parts)
 
@@ -275,6 +254,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 _COLUMNS: Final = (
     *("policy", "slots", "tokens/s", "requests/s", "busy", "first token", "the same, lone", "token gap", "wait for a slot"),
     *("starved", "parked", "Jain"),
+)
+_TOLD_COLUMNS: Final = (
+    *("policy", "slots", "waits told", "median error", "told / came", "within 2x"),
+    *("refused", "timed out", "beyond 1 s", "Retry-After / came", "within 2x", "then admitted"),
 )
 _TIER_COLUMNS: Final = ("policy", "slots", "tier", "requests", "wait for a slot", "starved")
 
@@ -298,6 +281,23 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _tier_cells(row: Row, name: str, waits: Waits) -> tuple[str, ...]:
     return (row.policy, str(row.n_slots), name, f"{waits.n:,}", _shown(waits.wait_s), f"{waits.starved:.2%}")
+
+
+def _told_cells(row: Row) -> tuple[str, ...]:
+    waits, retries = row.waits_told, row.retries_told
+    return (
+        row.policy,
+        str(row.n_slots),
+        *(("", "", "", "") if waits is None else (f"{waits.n:,}", f"{waits.error_p50:.0%}", _ratios(waits), f"{waits.within_2:.0%}")),
+        f"{row.n_refused:,}",
+        f"{row.n_timed_out:,}",
+        *(("", "", "") if retries is None else (f"{retries.n:,}", _ratios(retries), f"{retries.within_2:.0%}")),
+        "" if row.admitted is None else f"{row.admitted:.0%}",
+    )
+
+
+def _ratios(told: Told) -> str:
+    return f"{told.ratio_p10:.2f} / {told.ratio_p50:.2f} / {told.ratio_p90:.2f}"
 
 
 def _shown(figures: Figures) -> str:

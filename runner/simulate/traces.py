@@ -9,10 +9,16 @@ from typing import Final, NamedTuple
 from runner.engine.order import Tier
 
 NEVER: Final = math.inf
+# Of the trace `team`.
+_MEMBERS: Final = 10
+_WEIGHTS: Final = (1.0, 2.0, 4.0)
 
 
 class Arrival(NamedTuple):
-    """A request. It is cancelled at `leaves_at`, unless it has ended. The first `n_common` tokens of its prompt are its client's own."""
+    """A request. It is cancelled at `leaves_at`, unless it has ended. The first `n_common` tokens of its prompt are its client's own.
+
+    `part` and `weight` as of `order.Owner`.
+    """
 
     at: float
     client: int
@@ -21,6 +27,8 @@ class Arrival(NamedTuple):
     tier: Tier = Tier.NORMAL
     leaves_at: float = NEVER
     n_common: int = 0
+    part: str = ""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +163,17 @@ def _chats(scene: Scene) -> Iterator[Arrival]:
         yield arrival._replace(n_common=arrival.n_prompt // 2)
 
 
+def team(scene: Scene) -> Trace:
+    """Keys of ten members each, who name themselves and so divide their key's share; of three keys one weighs 2 and one 4."""
+    return Trace(_team(scene))
+
+
+def _team(scene: Scene) -> Iterator[Arrival]:
+    for arrival in _independent(scene, _even):
+        key, member = divmod(arrival.client, _MEMBERS)
+        yield arrival._replace(client=key, part=str(member), weight=_WEIGHTS[key % len(_WEIGHTS)])
+
+
 def adversarial(scene: Scene) -> Trace:
     """Prompts that fill a slot among prompts of one token, cancels at any stage, all tiers, and clients that come as others leave."""
     source = _Source(scene, _extreme)
@@ -187,5 +206,5 @@ def _extreme(rng: random.Random) -> tuple[int, int]:
 
 
 TRACES: Final[dict[str, Callable[[Scene], Trace]]] = {
-    trace.__name__: trace for trace in (poisson, bursts, tails, greedy, tiers, chats, adversarial)
+    trace.__name__: trace for trace in (poisson, bursts, tails, greedy, tiers, chats, team, adversarial)
 }

@@ -39,7 +39,7 @@ class OutputPump:
         if isinstance(self.error, BrokenPipeError):
             raise self.error
         if self.error is not None:
-            raise ConfigError(f"The output cannot be written: {self.error}") from self.error
+            raise ConfigError(f"The output cannot be written: {getattr(self.error, 'strerror', None) or self.error}") from self.error
 
     async def close(self) -> None:
         """Let the thread end after what is queued; a stream that stands still is not waited for long."""

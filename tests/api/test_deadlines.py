@@ -94,6 +94,37 @@ async def test_wait_for_a_slot_has_a_limit(stage: str) -> None:
         await until(stack.is_empty)
 
 
+BY = [({"queue_timeout": SHORT_S}, {}, "'queue_timeout'"), ({"queue_timeout": 9}, {"X_Queue_Timeout": "0.05"}, "X-Queue-Timeout")]
+
+
+@pytest.mark.parametrize(("fields", "headers", "by"), BY, ids=["field", "header"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("stage", ["accept_gate", "place_gate"])
+async def test_request_may_limit_its_own_wait(stage: str, path: str, fields: dict[str, Any], headers: dict[str, str], by: str) -> None:
+    async with serving(queue_timeout_s=30) as stack:
+        stack.engine.default = replace(Reply(), **{stage: gate()})  # type: ignore[arg-type]
+        for stream in (False, True):
+            reply = await stack.wire.post(path, HELLO | {"prompt": "x", "n": 2, "stream": stream} | fields, **headers)
+            has_begun = stream and stage == "place_gate"
+            assert reply.status == (200 if has_begun else 504)
+            error = json.loads(reply.events[-1])["error"] if has_begun else reply.error
+            assert (error["code"], error["message"]) == ("timeout", f"The request has waited 0.05 s for a slot, which is the limit ({by})")
+        await is_clean(stack.engine, 4)
+        await until(stack.is_empty)
+
+
+async def test_wait_that_the_server_limits_further_is_the_servers() -> None:
+    async with serving(queue_timeout_s=SHORT_S) as stack:
+        stack.engine.default = Reply(place_gate=gate())
+        assert "(--queue-timeout)" in (await stack.wire.chat(queue_timeout=9)).error["message"]
+
+
+@pytest.mark.parametrize("value", [-1, 86401])
+async def test_wait_out_of_range_is_a_400_that_names_the_field(wire: Wire, value: float) -> None:
+    reply = await wire.chat(queue_timeout=value)
+    assert (reply.status, reply.error["param"]) == (400, "queue_timeout")
+
+
 async def test_request_that_got_a_slot_waits_no_more() -> None:
     async with serving(queue_timeout_s=SHORT_S) as stack:
         stack.engine.enqueue(Reply(text_gate=(hold := gate())), Reply(place_gate=hold))
@@ -158,26 +189,37 @@ async def test_late_requests_are_counted_and_logged_as_such(wire: Wire, engine: 
 
 
 CONFIG = ServerConfig(queue_timeout_s=1.0, request_timeout_s=10.0)
+TOTAL, QUEUE = "X-Request-Timeout", "X-Queue-Timeout"
+OF_SERVER = Deadlines(queue_s=1.0, queue_by="--queue-timeout", ends_at=110.0, total_s=10.0, total_by="--request-timeout")
 JOINED = [
-    (ServerConfig(), 0.0, None, Deadlines()),
-    (ServerConfig(), 0.0, "0", Deadlines()),
-    (ServerConfig(), 0.0, " 2.5 ", Deadlines(ends_at=102.5, total_s=2.5, total_by="X-Request-Timeout")),
-    (CONFIG, 0.0, "", Deadlines(queue_s=1.0, ends_at=110.0, total_s=10.0, total_by="--request-timeout")),
-    (CONFIG, 5.0, "7", Deadlines(queue_s=1.0, ends_at=105.0, total_s=5.0, total_by="'timeout'")),
-    (CONFIG, 5.0, "3", Deadlines(queue_s=1.0, ends_at=103.0, total_s=3.0, total_by="X-Request-Timeout")),
-    (CONFIG, 50.0, "70", Deadlines(queue_s=1.0, ends_at=110.0, total_s=10.0, total_by="--request-timeout")),
+    (ServerConfig(), 0.0, 0.0, {}, Deadlines()),
+    (ServerConfig(), 0.0, 0.0, {TOTAL: "0", QUEUE: "0"}, Deadlines()),
+    (ServerConfig(), 0.0, 0.0, {TOTAL: " 2.5 "}, Deadlines(ends_at=102.5, total_s=2.5, total_by=TOTAL)),
+    (ServerConfig(), 0.0, 0.0, {QUEUE: " 2.5 "}, Deadlines(queue_s=2.5, queue_by=QUEUE)),
+    (ServerConfig(), 3.0, 0.0, {}, Deadlines(queue_s=3.0, queue_by="'queue_timeout'")),
+    (CONFIG, 0.0, 0.0, {TOTAL: "", QUEUE: ""}, OF_SERVER),
+    (
+        CONFIG,
+        0.5,
+        5.0,
+        {TOTAL: "7", QUEUE: "0.7"},
+        Deadlines(queue_s=0.5, queue_by="'queue_timeout'", ends_at=105.0, total_s=5.0, total_by="'timeout'"),
+    ),
+    (CONFIG, 0.5, 5.0, {TOTAL: "3", QUEUE: "0.3"}, Deadlines(queue_s=0.3, queue_by=QUEUE, ends_at=103.0, total_s=3.0, total_by=TOTAL)),
+    (CONFIG, 50.0, 50.0, {TOTAL: "70", QUEUE: "70"}, OF_SERVER),
 ]
 
 
-@pytest.mark.parametrize(("config", "timeout_s", "header", "expected"), JOINED)
-def test_smallest_limit_counts(config: ServerConfig, timeout_s: float, header: str | None, expected: Deadlines) -> None:
-    assert deadlines(config, timeout_s, header, 100.0) == expected
+@pytest.mark.parametrize(("config", "queue_s", "total_s", "headers", "expected"), JOINED)
+def test_smallest_limit_counts(config: ServerConfig, queue_s: float, total_s: float, headers: dict[str, str], expected: Deadlines) -> None:
+    assert deadlines(config, queue_s, total_s, headers, 100.0) == expected
 
 
-@pytest.mark.parametrize("header", ["soon", "-1", "nan", "inf", "86401", "1s", "٣"])
-async def test_header_that_is_no_time_is_a_400_that_names_it(wire: Wire, engine: FakeEngineClient, header: str) -> None:
-    reply = await wire.post(COMPLETIONS, {"prompt": "x"}, X_Request_Timeout=header)
-    assert (reply.status, reply.error["param"]) == (400, "X-Request-Timeout")
+@pytest.mark.parametrize("name", [TOTAL, QUEUE])
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", "86401", "1s", "٣"])
+async def test_header_that_is_no_time_is_a_400_that_names_it(wire: Wire, engine: FakeEngineClient, name: str, text: str) -> None:
+    reply = await wire.post(COMPLETIONS, {"prompt": "x"}, **{name: text})
+    assert (reply.status, reply.error["param"]) == (400, name)
     assert not engine.submits
 
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from runner.api.app import ROUTES, Route
-from runner.api.guard import Authority
+from runner.api.guard import EXPOSED_HEADERS, Authority
 from runner.api.server import Server, bind
 from runner.config import ServerConfig
 from runner.errors import ConfigError
@@ -177,6 +177,32 @@ async def test_allowed_origin_is_reflected_on_answers_errors_streams_and_preflig
         assert "POST" in preflight.headers["access-control-allow-methods"]
         assert "access-control-allow-credentials" not in preflight.headers
         assert (await wire.get("/health")).headers["vary"] == "Origin"
+
+
+# What any page may read (Fetch standard, CORS-safelisted response-header names), and what speaks to the browser or the transport.
+SAFELISTED = {"cache-control", "content-language", "content-length", "content-type", "expires", "last-modified", "pragma"}
+OF_TRANSPORT = CORS_HEADERS | {"access-control-expose-headers", "vary", "date", "connection", "transfer-encoding", "x-content-type-options"}
+
+
+async def test_page_of_an_allowed_origin_may_read_every_header_of_ours(engine: FakeEngineClient) -> None:
+    origin = "https://chat.example"
+    bounds: dict[str, Any] = {"max_queue": 0, "max_waiting_per_client": 1, "tokens_per_minute": 1000}
+    async with serving(engine, cors_origins=(origin,), api_keys=("k",), **bounds) as wire:
+        known = {"Origin": origin, "Authorization": "Bearer k"}
+        replies = [await wire.post(CHAT, body, **known) for body in (HELLO, HELLO | {"stream": True}, HELLO | {"n": 5})]
+        replies += [await wire.post(CHAT, HELLO, Origin=origin), await wire.get(CHAT, **known)]
+        engine.default.end_gate = asyncio.Event()
+        replies += [await wire.post(CHAT, HELLO | {"timeout": 0.02}, **known)]
+        running = [asyncio.create_task(wire.post(CHAT, HELLO, **known)) for _ in range(4)]
+        while engine.n_live < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        replies += [await wire.post(CHAT, HELLO, **known)]
+        engine.default.end_gate.set()
+        await asyncio.gather(*running)
+    assert [reply.status for reply in replies] == [200, 200, 400, 401, 405, 504, 503]
+    sent = {name for reply in replies for name in reply.headers} - SAFELISTED - OF_TRANSPORT - {"cache-control", "x-accel-buffering"}
+    assert sent == {name.lower() for name in EXPOSED_HEADERS}
+    assert {reply.headers["access-control-expose-headers"] for reply in replies} == {", ".join(EXPOSED_HEADERS)}
 
 
 @pytest.mark.parametrize("path", ["/health", "/", "/v1/models", CHAT])

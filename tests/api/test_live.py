@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from runner.api.app import ROUTES
 from runner.api.server import Server, bind
 from runner.config import ApiKey, ServerConfig
 from runner.serving.protocol import Counters, SlotState, Snapshot
@@ -80,7 +81,8 @@ async def crowd() -> AsyncIterator[Crowd]:
 
 def row(request_id: str, state: str, **fields: Any) -> dict[str, Any]:
     """One row of /v1/requests."""
-    plain = {"tier": "normal", "n_prompt": 7, "n_cached": 0, "n_generated": 0, "place": None, "slot_id": None}
+    plain = {"tier": "normal", "n_prompt": 7, "n_cached": 0, "n_generated": 0, "place": None, "estimated_wait_s": None}
+    plain |= {"slot_id": None}
     return {"id": request_id, "state": state} | plain | fields
 
 
@@ -116,10 +118,10 @@ async def test_live_requests_have_state_place_and_counts_and_each_key_sees_its_o
 
 async def test_queue_is_the_whole_picture_and_names_clients_to_an_admin_alone(crowd: Crowd) -> None:
     await four_states(crowd)
-    picture = {
+    picture: dict[str, Any] = {
         "n_slots": 4,
         "n_ctx_slot": 512,
-        "slots": (await crowd.get("/slots", "ka"))["slots"],
+        "slots": (await crowd.get("/slots", "kr"))["slots"],
         "n_waiting": 2,
         "n_parked": 1,
         "mean_wait_s": None,
@@ -131,8 +133,39 @@ async def test_queue_is_the_whole_picture_and_names_clients_to_an_admin_alone(cr
         },
     }
     clients = {"anna": {"n_running": 2, "n_waiting": 1}, "ben": {"n_running": 0, "n_waiting": 1}}
-    assert await crowd.get("/v1/queue", "ka") == picture
+    unnamed = [slot | {"request_id": None} for slot in picture["slots"]]
+    assert await crowd.get("/v1/queue", "kb") == picture | {"slots": unnamed}
     assert await crowd.get("/v1/queue", "kr") == picture | {"clients": clients}
+
+
+async def test_slots_name_the_requests_of_the_caller_alone(crowd: Crowd) -> None:
+    await crowd.ask("ka", "hers", end_gate=gate())
+    await crowd.ask("kb", "his", end_gate=gate())
+    slots = [
+        SlotState(0, "decode", "hers#1", 10, 7, 3, 3),
+        SlotState(1, "prefill", "his#2", 5, 7, 2, 0),
+        SlotState(2, "idle", "", 9, 0, 0, 0),
+    ]
+    crowd.engine.tell(Snapshot(slots, 0, Counters(), 0.1))
+    seen = {"ka": ["hers#1", None, None], "kb": [None, "his#2", None], "kr": ["hers#1", "his#2", None]}
+    for key, ids in seen.items():
+        for path in ("/slots", "/v1/queue"):
+            shown = (await crowd.get(path, key))["slots"]
+            assert [slot["request_id"] for slot in shown] == ids
+            assert [slot["n_cells"] for slot in shown] == [10, 5, 9]
+
+
+ROUTES_OF_STATUS = [route.path.replace("{id:.+}", "fake-model") for route in ROUTES if route.method == "GET"]
+
+
+@pytest.mark.parametrize("path", ROUTES_OF_STATUS)
+async def test_no_route_tells_a_key_of_the_requests_of_another(crowd: Crowd, path: str) -> None:
+    tasks = await four_states(crowd)
+    reply = await crowd.wire.get(path, Authorization="Bearer kb")
+    assert reply.status == 200
+    assert not [name for name in ("decode#1", "prefill#2", "parked#3", "anna") if name in reply.body.decode()]
+    for task in tasks:
+        task.cancel()
 
 
 async def test_nobody_is_no_queue() -> None:

@@ -93,6 +93,34 @@ async def test_prompt_is_measured_against_the_slot(stack: Stack, n: int, stream:
     assert f"{N_CTX:,}" in reply.error["message"]
 
 
+LIMITED = [({"max_tokens": 600}, 480), ({"max_tokens": 32}, 480), ({}, 490)]
+
+
+@pytest.mark.parametrize(("fields", "n"), LIMITED)
+async def test_answers_that_ask_for_more_than_a_slot_holds_end_there_and_touch_nobody(stack: Stack, fields: dict[str, int], n: int) -> None:
+    """Cases 5 (with a region for each slot) and 9: no shifting of the context, no sequence that ends for another one's length."""
+    pid = stack.engine.pid
+    prompts = [[100 + slot * 1000 + index for index in range(n)] for slot in range(N_SLOTS)]
+    replies = await asyncio.gather(*(stack.complete(prompt, ignore_eos=True, **fields) for prompt in prompts))
+    for reply in replies:
+        (choice,), usage = reply.json["choices"], reply.json["usage"]
+        assert choice["finish_reason"] == "length"
+        assert (usage["prompt_tokens"], usage["total_tokens"]) == (n, N_CTX)
+    assert stack.engine.pid == pid
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_system_prompt_that_leaves_room_for_little_ends_at_the_slots_end(stack: Stack, stream: bool) -> None:
+    """Case 9."""
+    messages = [{"role": "system", "content": "word " * 450}, {"role": "user", "content": "Count."}]
+    fields = {"messages": messages, "ignore_eos": True, "stream": stream, "stream_options": {"include_usage": True}}
+    reply = await stack.post(CHAT, fields)
+    answer = reply.chunks[-1] if stream else reply.json
+    assert '"finish_reason":"length"' in reply.body.decode()
+    assert 450 < answer["usage"]["prompt_tokens"] < N_CTX
+    assert answer["usage"]["total_tokens"] == N_CTX
+
+
 async def test_waiting_client_is_told_its_place_and_its_prompts_progress_and_a_cancelled_one_makes_room(stack: Stack) -> None:
     long = {"max_tokens": 400, "ignore_eos": True, "stream": True}
     running = [

@@ -1,6 +1,7 @@
 """What the server says of itself: models, slots, metrics, the page; and the access log."""
 
 import asyncio
+import json
 import logging
 import re
 
@@ -9,6 +10,7 @@ import pytest
 from runner.api.metrics import ENGINE_COUNTERS
 from runner.errors import ContextLengthExceeded
 from runner.serving.protocol import Counters, SlotState, Snapshot
+from tests.api.test_guard import serving
 from tests.api.wire import CHAT, COMPLETIONS, HELLO, Wire
 from tests.fakes import FakeEngineClient, Reply
 
@@ -91,6 +93,8 @@ async def test_metrics_follow_ends_and_snapshots(wire: Wire, engine: FakeEngineC
         "slotfile_prefix_cache_hits_total": 3,
         "slotfile_time_to_first_token_seconds_count": 1,
         "slotfile_e2e_request_latency_seconds_count": 1,
+        "slotfile_request_time_per_output_token_seconds_count": 1,
+        "slotfile_request_parked_time_seconds_count": 0,
         "slotfile_request_queue_time_seconds_count": 1,
         'slotfile_request_success_total{finished_reason="stop"}': 1,
         'slotfile_request_failure_total{code="context_length_exceeded"}': 1,
@@ -172,3 +176,30 @@ async def test_path_cannot_forge_a_log_line(wire: Wire, caplog: pytest.LogCaptur
     assert "\n" not in line
     assert len(line) < 600
     assert fields(line)["status"] == "404"
+
+
+async def test_client_in_the_log_is_the_one_that_a_trusted_proxy_names(engine: FakeEngineClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "slotfile.access")
+    async with serving(engine, trusted_proxies=("127.0.0.1",), api_keys=(SECRET,)) as wire:
+        for forwarded in ("203.0.113.7, 198.51.100.2", "evil client=x", '203.0.113.7%"x'):
+            await wire.get("/slots", X_Forwarded_For=forwarded, Authorization=f"Bearer {SECRET}")
+    lines = [fields(record.getMessage()) for record in caplog.records if record.name == "slotfile.access"]
+    assert [line["client"] for line in lines] == ["198.51.100.2", "127.0.0.1", "203.0.113.7"]
+    assert SECRET not in caplog.text
+
+
+async def test_client_in_the_log_is_the_connection_where_no_proxy_is_trusted(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "slotfile.access")
+    await wire.get("/health", X_Forwarded_For="203.0.113.7")
+    (record,) = [record for record in caplog.records if record.name == "slotfile.access"]
+    assert fields(record.getMessage())["client"] == wire.host
+
+
+@pytest.mark.parametrize("request_id", ["a=b", 'a"b', "x\\", "status=200"])
+async def test_request_id_cannot_forge_a_log_line(wire: Wire, caplog: pytest.LogCaptureFixture, request_id: str) -> None:
+    caplog.set_level(logging.INFO, "slotfile.access")
+    await wire.get("/nothing", X_Request_Id=request_id)
+    (record,) = [record for record in caplog.records if record.name == "slotfile.access"]
+    line = fields(record.getMessage())
+    assert (json.loads(line["id"]) if line["id"].startswith('"') else line["id"]) == request_id
+    assert (line["status"], line["method"]) == ("404", "GET")

@@ -79,20 +79,6 @@ def test_ctrl_c_ends_an_answer_and_keeps_what_was_said(smollm2_path: Path, tmp_p
         assert rest.endswith(b"\n")
 
 
-def test_closed_standard_output_is_no_error(smollm2_path: Path, tmp_path: Path) -> None:
-    command = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, "run", "-m", str(smollm2_path), "--raw", "-p", COUNT, *GREEDY]
-    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_full_disk_is_one_sentence(smollm2_path: Path, tmp_path: Path) -> None:
-    with Path("/dev/full").open("w", encoding="utf-8") as full:
-        command = [*COMMAND, "run", "-m", str(smollm2_path), "--raw", "-p", COUNT, *GREEDY]
-        done = subprocess.run(command, env=environment(tmp_path), stdout=full, stderr=subprocess.PIPE, encoding="utf-8", check=False)
-    assert (done.returncode, done.stderr) == (1, "Error: The output cannot be written: [Errno 28] No space left on device\n")
-
-
 @pytest.mark.parametrize("env", [{}, {"TERM": "dumb"}, {"NO_COLOR": "1"}], ids=["plain", "dumb", "no colour"])
 def test_chat_answers_each_line_of_a_pipe(smollm2_path: Path, tmp_path: Path, env: dict[str, str]) -> None:
     text = "What is the capital of France?\n/clear\nWhat is the capital of France?"

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -137,6 +137,22 @@ def test_open_streams_and_idle_connections_hold_nothing_up(served: Served) -> No
         assert returncode == 130
         assert took_s < MAX_END_S
         assert b'"error"' in stream.read()
+    assert_nothing_left(tree, served.port)
+
+
+def test_full_queue_and_a_prompt_that_is_computed_hold_nothing_up(start: Starter, smollm2_path: Path, tmp_path: Path) -> None:
+    served = start("serve", "-m", str(smollm2_path), *SMALL, "--max-queue", "6", home=tmp_path)
+    tree = served.tree
+    clients = [waiting_request_of(served) for _ in range(8)]
+    with waiting_request_of(served) as refused, ExitStack() as stack:
+        for client in clients:
+            stack.enter_context(client)
+        assert refused.recv(64).startswith(b"HTTP/1.1 503 ")  # two are computed, six wait
+        served.signal(signal.SIGINT)
+        returncode, took_s, _ = served.end()
+        assert returncode == 130
+        assert took_s < MAX_END_S
+        assert {client.recv(64)[:13] for client in clients} == {b"HTTP/1.1 503 "}
     assert_nothing_left(tree, served.port)
 
 

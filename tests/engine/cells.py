@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from runner.engine.batch import BatchPlan, Outcome
-from runner.engine.budget import PromptBudget
 from runner.engine.kv import Drop, KvOp, Park, Swap, Trim, Unpark
 from runner.engine.layout import Weights
 from runner.engine.lifecycle import State
@@ -131,13 +130,17 @@ class FakeBackend:
 
 
 class Rig:
-    """A scheduler over a fake backend with a clock that ticks 10 ms a step."""
+    """A scheduler over a fake backend with a clock that ticks 10 ms a step, or what the test says that a step costs."""
+
+    def cost(self, plan: BatchPlan) -> float:
+        """Seconds."""
+        return 0.01
 
     def __init__(self, n_slots: int = 4, *, n_batch: int = 64, n_ctx: int = 512, cell_bytes: int = 1, **options: Any) -> None:
         self.backend = FakeBackend(n_slots, n_batch=n_batch, n_ctx=n_ctx)
         self.pool = SlotPool(n_slots)
-        budget = PromptBudget(max_rows=n_batch, target_gap_s=0.25)
-        self.scheduler = Scheduler(self.pool, Letters(), budget, Weights(model_bytes=1_000, cell_bytes=cell_bytes), **options)
+        weights = Weights(model_bytes=1_000, cell_bytes=cell_bytes)
+        self.scheduler = Scheduler(self.pool, Letters(), weights, n_batch=n_batch, itl_target_s=0.25, **options)
         self.cell_bytes = cell_bytes
         self.now = 0.0
         self.tokens: dict[str, list[int]] = {}
@@ -145,6 +148,10 @@ class Rig:
         self.ended: list[Generation] = []
         self.failed: list[tuple[Generation, str]] = []
         self._n = 0
+
+    def moved_s(self, ops: Sequence[KvOp]) -> float:
+        """Of these the seconds that the operations on cells took."""
+        return 0.0
 
     def add(self, prompt: Sequence[int], max_tokens: int = 8, **options: object) -> Generation:
         """Submit a prompt; request ids are r0, r1, ..."""
@@ -166,8 +173,8 @@ class Rig:
         sampled = self.backend.sample(plan) if outcome is Outcome.DONE else []
         cells = {chunk.slot_id: self.backend.n_cells(chunk.slot_id) for chunk in plan.chunks}
         owners = [self.pool[chunk.slot_id].sequence for chunk in plan.chunks if chunk.has_logits]
-        self.now += 0.01
-        result = self.scheduler.commit(plan, outcome, sampled, self.now, cells)
+        self.now += self.cost(plan)
+        result = self.scheduler.commit(plan, outcome, sampled, self.now, cells, moved_s=self.moved_s(plan.kv_ops))
         if outcome is Outcome.DONE:
             for owner, token in zip(owners, sampled, strict=True):
                 assert owner is not None

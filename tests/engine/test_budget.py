@@ -2,45 +2,73 @@
 
 import pytest
 
+from runner.engine.batch import BatchPlan, Chunk
 from runner.engine.budget import PromptBudget
+from runner.engine.costs import Rows, StepCosts
+
+STREAMS = Rows(3, 1, 100)
+
+
+def costs_of(*, row_s: float, decode_s: float = 0.0, pass_s: float = 0.0) -> StepCosts:
+    """Of a machine whose rows cost the same everywhere."""
+    costs = StepCosts()
+    for n in (64, 128, 192, 256) * 8:
+        costs.learn(BatchPlan(chunks=(Chunk(0, 0, [1] * n, has_logits=False, is_prompt=True),)), pass_s + n * row_s)
+    if decode_s:
+        streams = tuple(Chunk(slot_id, 99, (1,), has_logits=True) for slot_id in range(3))
+        costs.learn(BatchPlan(chunks=streams), decode_s)
+    return costs
 
 
 def test_nobody_decoding_takes_the_whole_batch() -> None:
-    budget = PromptBudget(max_rows=512, target_gap_s=0.25)
-    budget.learn_prompt(64, 0.064)
-    assert budget.n_rows(others_decode=False) == 512
+    assert PromptBudget(costs_of(row_s=0.001), max_rows=512, target_gap_s=0.25).n_rows(0, None) == 512
 
 
-@pytest.mark.parametrize("others_decode", [True, False])
-def test_the_first_chunk_of_all_is_small_because_nobody_knows_how_slow_the_model_is(others_decode: bool) -> None:
-    budget = PromptBudget(max_rows=512, target_gap_s=0.25)
-    budget.learn_decode(2.0)
-    budget.learn_prompt(13, 5.0)
-    assert budget.n_rows(others_decode=others_decode) == 64
+@pytest.mark.parametrize("decode", [STREAMS, None])
+def test_the_first_chunk_of_all_is_small_because_nobody_knows_how_slow_the_model_is(decode: Rows | None) -> None:
+    budget = PromptBudget(StepCosts(), max_rows=512, target_gap_s=0.25)
+    assert budget.n_rows(0, decode) == 64
     assert budget.longest_step_s is None
 
 
 def test_chunks_fill_the_gap_that_the_decode_step_leaves() -> None:
-    budget = PromptBudget(max_rows=512, target_gap_s=0.25)
-    budget.learn_prompt(64, 64 * 0.001)
-    budget.learn_decode(0.05)
-    assert budget.n_rows(others_decode=True) == 192
+    budget = PromptBudget(costs_of(row_s=0.001, decode_s=0.05), max_rows=512, target_gap_s=0.25)
+    assert budget.n_rows(0, STREAMS) in (160, 192)
 
 
 def test_a_slow_machine_still_makes_progress() -> None:
-    budget = PromptBudget(max_rows=512, target_gap_s=0.25)
-    budget.learn_prompt(64, 64 * 0.5)
-    assert budget.n_rows(others_decode=True) == 32
+    assert PromptBudget(costs_of(row_s=0.5), max_rows=512, target_gap_s=0.25).n_rows(0, STREAMS) == 32
+
+
+def test_behind_a_long_context_fewer_rows_than_64_cost_as_much_as_64() -> None:
+    budget = PromptBudget(costs_of(row_s=0.5), max_rows=512, target_gap_s=0.25)
+    assert budget.n_rows(1024, STREAMS) == 64
+    budget = PromptBudget(costs_of(row_s=0.001), max_rows=512, target_gap_s=0.25)
+    assert all(budget.n_rows(at, STREAMS) % 64 == 0 for at in range(1024, 4096, 100))
+
+
+def test_a_chunk_is_never_mostly_the_cost_of_its_pass() -> None:
+    """Where going over the weights takes half a second a chunk of 32 rows would double what a prompt costs."""
+    budget = PromptBudget(costs_of(row_s=0.002, pass_s=0.5), max_rows=512, target_gap_s=0.25)
+    assert 192 <= budget.n_rows(0, STREAMS) <= 256
+
+
+def test_a_fixed_size_is_taken_whatever_it_costs() -> None:
+    budget = PromptBudget(costs_of(row_s=0.5), max_rows=512, target_gap_s=0.25, fixed_rows=100)
+    assert budget.n_rows(0, STREAMS) == 100
+    assert budget.n_rows(0, None) == 512
 
 
 def test_a_batch_smaller_than_the_least_chunk_is_respected() -> None:
-    budget = PromptBudget(max_rows=16, target_gap_s=0.25)
-    budget.learn_prompt(64, 64 * 0.5)
-    assert budget.n_rows(others_decode=True) == 16
+    assert PromptBudget(costs_of(row_s=0.5), max_rows=16, target_gap_s=0.25).n_rows(0, STREAMS) == 16
+
+
+@pytest.mark.parametrize(
+    ("n_left", "at", "n"), [(200, 0, 128), (193, 0, 128), (192, 0, 192), (10, 0, 32), (400, 2000, 192), (200, 2000, 128)]
+)
+def test_the_last_chunks_of_a_prompt_are_of_one_size(n_left: int, at: int, n: int) -> None:
+    assert PromptBudget(StepCosts(), max_rows=512, target_gap_s=0.25).even_rows(n_left, 192, at) == n
 
 
 def test_the_longest_step_is_a_full_chunk() -> None:
-    budget = PromptBudget(max_rows=512, target_gap_s=0.25)
-    assert budget.longest_step_s is None
-    budget.learn_prompt(64, 0.64)
-    assert budget.longest_step_s == 512 * 0.01
+    assert PromptBudget(costs_of(row_s=0.001), max_rows=512, target_gap_s=0.25).longest_step_s == pytest.approx(0.512, rel=0.05)

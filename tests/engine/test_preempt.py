@@ -1,6 +1,7 @@
 """Slots that change hands: who gives one up, and that whoever did goes on as if nothing had been."""
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 
@@ -187,6 +188,63 @@ def test_a_client_over_its_share_gives_a_slot_back_after_the_grace() -> None:
     for _ in range(40):  # and nobody takes them back
         rig.step()
         assert sorted(s.owner.client for s in rig.scheduler.running) == ["a", "b", "greedy", "greedy"]
+    rig.run()
+    assert_all_answered(rig)
+
+
+@pytest.mark.parametrize(("n_more", "n_steps"), [(1, (1, 8)), (0, (20, 30))], ids=["with a backlog", "without"])
+def test_a_client_with_more_requests_waiting_gives_a_slot_back_at_once(n_more: int, n_steps: tuple[int, int]) -> None:
+    """It loses nothing: only the order of its own requests changes. One that has no more waits out the grace."""
+    rig = Rig(4, share_grace_s=0.2)
+    for seed in range(4 + n_more):
+        rig.add(prompt(10, seed), max_tokens=200, owner=Owner("greedy"))
+    for _ in range(6):
+        rig.step()
+    late = rig.add(prompt(10, 10), max_tokens=200, owner=Owner("a"), times=Times(prepared_at=rig.now))
+    steps = next(n for n in itertools.count() if rig.step() is not None and late.slot_id is not None)
+    assert n_steps[0] <= steps <= n_steps[1]
+    rig.run()
+    assert_all_answered(rig)
+
+
+def test_a_parked_request_is_no_backlog() -> None:
+    """A second newcomer does not find its client in debt for what the first one took."""
+    rig = Rig(3, share_grace_s=0.2)
+    for seed in range(3):
+        rig.add(prompt(10, seed), max_tokens=200, owner=Owner("two"))
+    for _ in range(6):
+        rig.step()
+    first = rig.add(prompt(10, 10), max_tokens=200, owner=Owner("a"), times=Times(prepared_at=rig.now))
+    while first.slot_id is None:
+        rig.step()
+    parked_at = rig.now
+    second = rig.add(prompt(10, 11), max_tokens=200, owner=Owner("b"), times=Times(prepared_at=rig.now))
+    while second.slot_id is None:
+        rig.step()
+    assert rig.now - parked_at >= 0.2
+    rig.run()
+    assert_all_answered(rig)
+
+
+class QuickRig(Rig):
+    """A machine that copies a cell in a microsecond."""
+
+    def moved_s(self, ops: Sequence[KvOp]) -> float:
+        """About: 20 cells a sequence."""
+        return 20e-6 * sum((isinstance(op, Park) and op.keeps_cells) or (isinstance(op, Unpark) and op.has_cells) for op in ops)
+
+
+def test_several_are_moved_in_a_step_where_that_takes_no_time_to_speak_of() -> None:
+    rig = QuickRig(5, share_grace_s=1e9)
+    for seed in range(5):
+        rig.add(prompt(20, seed), max_tokens=60, tier=Tier.LOW)
+    for _ in range(6):
+        rig.step()
+    urgent = [rig.add(prompt(10, 9), max_tokens=3, tier=Tier.HIGH)]
+    rig.step()  # nothing was ever copied: only one, and it teaches what that costs
+    urgent += [rig.add(prompt(10, 10 + seed), max_tokens=3, tier=Tier.HIGH) for seed in range(3)]
+    rig.step()
+    assert all(sequence.slot_id is not None for sequence in urgent)
     rig.run()
     assert_all_answered(rig)
 

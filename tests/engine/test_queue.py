@@ -265,7 +265,7 @@ def test_the_preview_is_what_happens_when_all_cost_the_same(policy: PolicyName) 
     rng = random.Random(1)
     queue = WaitingQueue(policy)
     for at in range(200):
-        queue.push(sequence(rng.choice("aaaabc"), at=at / 100, tier=rng.choice(list(Tier)), weight=1.0))
+        queue.push(sequence(rng.choice("aaaabc"), at=at / 100, tier=rng.choice(list(Tier)), part=rng.choice("xxxy"), weight=1.0))
     served(queue, 20)
     ids = queue.preview()
     assert len(ids) == 180
@@ -274,3 +274,45 @@ def test_the_preview_is_what_happens_when_all_cost_the_same(policy: PolicyName) 
 
 def test_no_preview_of_a_queue_that_is_too_long_to_look_at() -> None:
     assert filled(*(sequence() for _ in range(11))).preview(most=10) == []
+
+
+def with_parked(*clients: str) -> tuple[WaitingQueue, list[Sequence]]:
+    """Each has a parked sequence, and owes more than all who will come."""
+    parked = [sequence(client, at=float(i)) for i, client in enumerate(clients)]
+    others = [sequence(f"other {i}") for i in range(8)]
+    queue = filled(*parked, *others)
+    for one in parked:
+        queue.take(one)
+        queue.charge(one, 1000.0)
+        one.n_parks = 1
+        queue.leave(one)
+        queue.push(one)
+    for other in others:
+        queue.remove(other)
+    return queue, parked
+
+
+def test_every_fourth_slot_goes_to_the_one_that_was_parked_longest_ago() -> None:
+    queue, parked = with_parked("x", "y")
+    for i in range(12):
+        queue.push(sequence(f"client {i}", at=10.0 + i))
+    order = []
+    for _ in range(12):
+        first = queue.peek()
+        assert first is not None
+        queue.take(first)
+        order.append(first)
+    assert [order.index(one) for one in parked] == [order.index(parked[0]), order.index(parked[0]) + 4]
+    assert order.index(parked[0]) <= 3
+
+
+def test_being_parked_for_long_is_no_claim_to_the_slot_of_another() -> None:
+    queue, (parked,) = with_parked("x")
+    new = [sequence(f"client {i}", at=10.0 + i) for i in range(4)]
+    for one in new:
+        queue.push(one)
+    for one in new[:3]:
+        assert queue.claimant() is one
+        queue.take(one)
+    assert queue.peek() is parked
+    assert queue.claimant() is new[3]

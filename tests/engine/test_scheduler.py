@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.config import PolicyName
-from runner.engine.batch import Outcome
+from runner.engine.batch import BatchPlan, Outcome
 from runner.engine.kv import Swap, Trim
 from runner.engine.lifecycle import Reason, State
 from runner.engine.order import Owner, Tier
@@ -34,7 +34,7 @@ def test_decoding_sequences_share_one_step() -> None:
     for seed in range(4):
         rig.add(prompt(10, seed), max_tokens=20)
     rig.run()
-    assert max(plan.n_rows for plan in rig.backend.plans if not plan.is_prompt) == 4
+    assert max(plan.n_rows for plan in rig.backend.plans if not plan.n_prompt_rows) == 4
     assert dict(rig.tokens.items()) == {f"r{seed}": answer(prompt(10, seed), 20) for seed in range(4)}
 
 
@@ -46,6 +46,47 @@ def test_a_prompt_chunk_never_shares_a_step_with_decoding_rows() -> None:
     rig.run()
     for plan in rig.backend.plans:
         assert len(plan.chunks) == 1 or all(len(chunk.tokens) == 1 for chunk in plan.chunks)
+
+
+class PassRig(Rig):
+    """A machine on which a pass over the weights is what costs most."""
+
+    def cost(self, plan: BatchPlan) -> float:
+        """10 ms a pass and 0.1 ms a row."""
+        return 0.01 * plan.n_passes + 0.0001 * plan.n_rows
+
+
+def test_a_prompt_between_two_streams_shares_their_step_because_that_saves_a_pass() -> None:
+    rig = PassRig(n_slots=3, n_batch=64)
+    rig.add(prompt(64), max_tokens=60)
+    rig.add(prompt(64, 1), max_tokens=4)
+    rig.add(prompt(64, 2), max_tokens=60)
+    while not rig.ended:
+        rig.step()
+    rig.add(prompt(200, 3), max_tokens=5)
+    rig.run()
+    joined = [plan for plan in rig.backend.plans if len(plan.chunks) == 3 and plan.n_rows > 3]
+    assert joined
+    assert all(plan.n_passes == 2 for plan in joined)
+    assert dict(rig.tokens.items()) == {
+        "r0": answer(prompt(64), 60),
+        "r1": answer(prompt(64, 1), 4),
+        "r2": answer(prompt(64, 2), 60),
+        "r3": answer(prompt(200, 3), 5),
+    }
+
+
+def test_it_does_not_where_the_streams_would_pay_more_for_its_context() -> None:
+    rig = PassRig(n_slots=3, n_batch=64, n_ctx=4096)
+    for seed in range(3):
+        rig.add(prompt(8, seed), max_tokens=4 if seed == 1 else 600)
+    while not rig.ended:
+        rig.step()
+    rig.add(prompt(3000, 3), max_tokens=5)
+    rig.run()
+    far = [plan for plan in rig.backend.plans if any(chunk.is_prompt and chunk.pos > 1000 for chunk in plan.chunks)]
+    assert far
+    assert all(len(plan.chunks) == 1 for plan in far)
 
 
 def test_short_prompts_in_adjacent_slots_share_a_step() -> None:
@@ -68,7 +109,7 @@ def test_a_prompt_away_from_the_oldest_has_a_step_of_its_own() -> None:
         rig.add(prompt(10, seed), max_tokens=2)
     rig.run()
     assert rig.tokens["r4"] == answer(prompt(10, 6), 2)
-    assert all(plan.n_passes <= 2 for plan in rig.backend.plans if plan.is_prompt)
+    assert all(plan.n_passes <= 2 for plan in rig.backend.plans if plan.n_prompt_rows)
 
 
 def test_a_stream_waits_for_one_chunk_at_most() -> None:

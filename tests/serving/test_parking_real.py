@@ -143,7 +143,7 @@ def test_without_room_in_host_memory_the_answer_is_computed_again_and_goes_on(sm
     prompt = tokens(60, 70)
     alone = smollm2_table.ask(prompt, 12, temperature=0.0)
     smollm2_table.finish(alone)
-    before, scheduler._kv_host_bytes = scheduler._kv_host_bytes, 0
+    before, scheduler._host.limit_bytes = scheduler._host.limit_bytes, 0
     try:
         slow = smollm2_table.ask(prompt, 12, tier=Tier.LOW, temperature=0.0)
         while slow.n_generated < 6:
@@ -151,6 +151,6 @@ def test_without_room_in_host_memory_the_answer_is_computed_again_and_goes_on(sm
         urgent = smollm2_table.ask(tokens(6, 80), 2, tier=Tier.HIGH)
         smollm2_table.finish(urgent, slow)
     finally:
-        scheduler._kv_host_bytes = before
+        scheduler._host.limit_bytes = before
     assert slow.n_parks == 1
     assert smollm2_table.texts[slow.request_id][:30] == smollm2_table.texts[alone.request_id][:30]

@@ -9,6 +9,7 @@ from runner.engine.lifecycle import State
 from runner.engine.scheduler import Scheduler, StepResult
 from runner.engine.sequence import Sequence
 from runner.simulate.costs import Costs, StepCost
+from runner.simulate.limits import Bound
 from tests.engine.cells import FakeBackend
 
 COST = StepCost(Costs())
@@ -42,6 +43,7 @@ class Watch:
     def __init__(self, scheduler: Scheduler, cells: Cells, *, n_batch: int) -> None:
         self.scheduler, self.cells, self.n_batch = scheduler, cells, n_batch
         self.submitted: list[Sequence] = []
+        self.refusals: list[tuple[str, Bound]] = []
         self.n_ends: Counter[str] = Counter()
         self.tokens: dict[str, list[int]] = {}
 
@@ -77,6 +79,10 @@ class Watch:
         instants = [at for at in (times.arrived_at, times.admitted_at, times.first_token_at, times.last_token_at) if at]
         assert sorted(instants) == instants
         assert times.finished_at == now >= max(instants, default=0)
+
+    def refused(self, client: str, bound: Bound, now: float) -> None:
+        """Remember whose."""
+        self.refusals.append((client, bound))
 
     def finish(self) -> None:
         """Every request has ended once, and nothing is left behind."""

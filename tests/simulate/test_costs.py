@@ -18,7 +18,7 @@ def decoding(slots: list[int], context: int) -> BatchPlan:
 
 def prompt(n: int, context: int) -> BatchPlan:
     """A chunk after so many tokens."""
-    return BatchPlan(chunks=(Chunk(0, context, [1] * n, False),), is_prompt=True)
+    return BatchPlan(chunks=(Chunk(0, context, [1] * n, has_logits=False, is_prompt=True),))
 
 
 @pytest.mark.parametrize(("n_rows", "milliseconds"), [(1, 6.1), (2, 15.9), (4, 22.0), (8, 25.8)])
@@ -41,7 +41,7 @@ def test_slots_that_are_not_adjacent_cost_a_pass_each() -> None:
 
 
 def test_bytes_that_are_moved_cost() -> None:
-    assert COST.seconds(BatchPlan(), n_moved_cells=1000) == pytest.approx(1000 * 23_040 * 0.5e-9)
+    assert COST.moved_s(1000) == pytest.approx(1000 * 23_040 * 0.5e-9)
 
 
 def test_no_row_costs_more_than_the_worst() -> None:
@@ -53,8 +53,8 @@ def test_passes_are_those_of_the_engine_and_hold_every_row(lengths: dict[int, in
     chunks = [Chunk(slot_id, 10 * slot_id, [1] * n, False) for slot_id, n in sorted(lengths.items())]
     found = list(passes(chunks))
     assert len(found) == count_passes([(chunk.slot_id, len(chunk.tokens)) for chunk in chunks])
-    assert sum(n for n, _ in found) == sum(lengths.values())
-    assert max((longest for _, longest in found), default=0) == max((chunk.pos + len(chunk.tokens) for chunk in chunks), default=0)
+    assert sum(n for n, _, _ in found) == sum(lengths.values())
+    assert max((longest for _, _, longest in found), default=0) == max((chunk.pos + len(chunk.tokens) for chunk in chunks), default=0)
 
 
 def test_costs_are_the_defaults_with_what_is_given() -> None:

@@ -33,7 +33,7 @@ class Waits(Watch):
     def __init__(self, scheduler: Scheduler, cells: Cells, *, n_batch: int, may_overtake: bool) -> None:
         super().__init__(scheduler, cells, n_batch=n_batch)
         self._may_overtake = may_overtake
-        self._row_s = COST.worst_row_s + COST.costs.decode_cell_s * padded(LONGEST) + COST.seconds(BatchPlan(), n_moved_cells=4)
+        self._row_s = COST.worst_row_s + COST.costs.decode_cell_s * padded(LONGEST) + COST.moved_s(4)
         self._open_rows = self._come_rows = 0
         self._before: dict[str, tuple[int, int]] = {}
         self.longest_step_s = self.longest_gap_s = 0.0

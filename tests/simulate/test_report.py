@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from runner.simulate.report import Spread, aligned, jain
+from runner.simulate.report import aligned, jain
+from runner.simulate.spread import Spread
 
 
 def test_percentiles_are_right_to_two_percent_and_the_maximum_is_exact() -> None:

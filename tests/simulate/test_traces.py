@@ -27,7 +27,9 @@ def test_requests_come_in_order_and_fit_a_slot(name: str) -> None:
     assert [arrival.at for arrival in found] == sorted(arrival.at for arrival in found)
     assert all(arrival.n_prompt >= 1 and arrival.n_generate >= 1 for arrival in found)
     assert all(arrival.n_prompt + arrival.n_generate <= SCENE.n_ctx and arrival.n_common < arrival.n_prompt for arrival in found)
-    assert {arrival.client for arrival in found} == set(range(SCENE.n_clients))
+    members = 10 if name == "team" else 1
+    assert {arrival.client for arrival in found} == set(range(SCENE.n_clients // members))
+    assert len({arrival.part for arrival in found}) == members
 
 
 @pytest.mark.parametrize("name", OPEN)

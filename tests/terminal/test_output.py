@@ -66,7 +66,7 @@ async def test_first_failure_is_told_at_once_and_again_at_each_flush() -> None:
     pump.on_broken = told.set
     pump.write("x")
     await asyncio.wait_for(told.wait(), 5)
-    with pytest.raises(ConfigError, match=r"^The output cannot be written: \[Errno 28\] No space left on device$"):
+    with pytest.raises(ConfigError, match=r"^The output cannot be written: No space left on device$"):
         await pump.flush()
     await pump.close()
 

@@ -1,4 +1,4 @@
-"""How fast work ends here, and so how long a refused client should wait before it asks again."""
+"""How fast work ends, whatever it is: what is said of the time to come where nothing else is known (see `waits.py`)."""
 
 from collections import deque
 from typing import Final
@@ -13,7 +13,7 @@ MIN_ENDS: Final = 32
 MAX_ENDS: Final = 4096
 
 
-class Pace:
+class Ends:
     """A moving average of ends and of their tokens by time. Only time in which there was work counts: an idle hour is not slow."""
 
     def __init__(self) -> None:

@@ -1,0 +1,1 @@
+"""Adaptive batching of what is computed without generation: embeddings, scores."""

@@ -1,0 +1,104 @@
+"""What a step costs on this machine, learned from the steps that were made.
+
+    decode step    passes, rows, rows x longest context     level for each (rows, passes)
+    prompt step    passes, rows, rows x longest context     one level
+    cells moved    bytes
+
+Rows of the two kinds have coefficients of their own: a decode row reads its cells alone, and needs logits. The longest context is that of
+a pass, in tokens, padded as llama.cpp pads it.
+"""
+
+import math
+from typing import NamedTuple
+
+from runner.engine.batch import BatchPlan
+from runner.engine.capacity import padded
+from runner.engine.fit import Fit
+
+# A chunk of fewer rows says little about a row of a prompt.
+LEAST_ROWS = 32
+
+
+class Rows(NamedTuple):
+    """Rows of one kind in a step: how many, in how many passes, and the longest context of their slots."""
+
+    n_rows: int
+    n_passes: int
+    longest: int
+
+    @property
+    def amounts(self) -> tuple[float, float, float]:
+        """What a fit sees."""
+        return float(self.n_passes), float(self.n_rows), float(self.n_rows * padded(self.longest))
+
+
+class StepCosts:
+    """All that one engine has learned. Seconds everywhere; None before there was a measurement."""
+
+    def __init__(self) -> None:
+        self._decode = Fit(3, first=1)
+        self._prompt = Fit(3, first=1)
+        self._move = Fit(1, first=0)
+        self._longest = 0
+
+    def learn(self, plan: BatchPlan, seconds: float) -> None:
+        """Take the time of the plan's rows, without that of its moves. A clock that has not moved teaches nothing."""
+        if seconds <= 0.0:
+            return
+        prompts = [chunk for chunk in plan.chunks if chunk.is_prompt]
+        decodes = plan.chunks if not prompts else [chunk for chunk in plan.chunks if not chunk.is_prompt]
+        if decodes:
+            longest = max([chunk.pos for chunk in decodes]) + 1
+            rows = Rows(len(decodes), plan.n_passes if not prompts else 1, longest)
+            if prompts:
+                seconds -= self.decode_s(rows) or 0.0
+            else:
+                self._decode.learn(rows.amounts, seconds, (rows.n_rows, rows.n_passes))
+        if prompts and seconds > 0.0:
+            n_rows = sum(len(chunk.tokens) for chunk in prompts)
+            longest = max(chunk.pos + len(chunk.tokens) for chunk in prompts)
+            self._longest = max(self._longest, longest)
+            if n_rows >= LEAST_ROWS:
+                self._prompt.learn(Rows(n_rows, max(1, plan.n_passes - bool(decodes)), longest).amounts, seconds)
+
+    def learn_move(self, n_bytes: int, seconds: float) -> None:
+        """Take the time of copies from or to host memory."""
+        if n_bytes and seconds > 0.0:
+            self._move.learn((float(n_bytes),), seconds)
+
+    def decode_s(self, rows: Rows) -> float | None:
+        """A step that gives each of so many sequences a token."""
+        return self._decode.seconds(rows.amounts, rows[:2]) if self._decode.has_learned else None
+
+    def prompt_s(self, rows: Rows) -> float | None:
+        """A chunk of a prompt."""
+        return self._prompt.seconds(rows.amounts) if self._prompt.has_learned else None
+
+    def move_s(self, n_bytes: int) -> float | None:
+        """To copy cells of so many bytes once."""
+        return self._move.seconds((float(n_bytes),)) if self._move.has_learned else None
+
+    def prompt_rows(self, seconds: float, at: int) -> float | None:
+        """How many rows of a prompt behind `at` tokens of context fit into the time; 0 where not even their pass does."""
+        if not self._prompt.has_learned:
+            return None
+        pass_s, row_s, cell_s = self._prompt.coefficients
+        left_s = seconds / self._prompt.scale() - pass_s
+        if left_s <= 0.0:
+            return 0.0
+        # rows (row_s + cell_s (at + rows)) = left_s, with half of the padding on top of the context.
+        first_s = row_s + cell_s * (at + 128)
+        if cell_s <= 0.0:
+            return left_s / first_s
+        return (math.sqrt(first_s * first_s + 4.0 * cell_s * left_s) - first_s) / (2.0 * cell_s)
+
+    def rows_worth_a_pass(self, at: int) -> float:
+        """How many rows of a prompt cost as much as the pass that they share: fewer than these waste more than half of it."""
+        pass_s, row_s, cell_s = self._prompt.coefficients
+        per_row_s = row_s + cell_s * padded(at + 1)
+        return pass_s / per_row_s if per_row_s > 0.0 else 0.0
+
+    def longest_step_s(self, max_rows: int) -> float | None:
+        """What the slowest step should take: a whole batch of a prompt behind the longest context so far, or a decode step."""
+        prompt_s = self.prompt_s(Rows(max_rows, 1, max(self._longest, max_rows)))
+        return None if prompt_s is None else max(prompt_s, self._decode.level_s)

@@ -1,0 +1,111 @@
+"""Which rows a step computes.
+
+A step is either one token for every decoding sequence, or a chunk of a prompt. They take turns, so a stream waits for at most one chunk,
+whose size the budget chooses. They share a step only where that saves a pass over the weights: in partitioned mode llama.cpp would
+mostly split them into the same passes, and chain a chunk with its decoding neighbours so that those pay for the longer context
+(docs/decisions).
+"""
+
+from collections.abc import Sequence as Seq
+from collections.abc import Set
+
+from runner.engine.batch import BatchPlan, Chunk, count_passes
+from runner.engine.budget import PromptBudget
+from runner.engine.capacity import padded
+from runner.engine.costs import Rows, StepCosts
+from runner.engine.places import aged_place
+from runner.engine.sequence import Sequence
+from runner.engine.slots import Slot, SlotPool
+
+
+class RowChooser:
+    """Chooses from the running sequences, and learns what the choice has cost."""
+
+    def __init__(self, pool: SlotPool, costs: StepCosts, budget: PromptBudget) -> None:
+        self._pool, self._costs, self._budget = pool, costs, budget
+        self._prompt_is_due = False
+
+    @property
+    def prompt_is_due(self) -> bool:
+        """Whether the streams have had their turn."""
+        return self._prompt_is_due
+
+    def decode_chunks(self, decoding: Seq[Sequence]) -> list[Chunk]:
+        """A token for each."""
+        return sorted(map(self.decode_chunk, decoding))
+
+    def prompt_chunks(self, prefilling: list[Sequence], decoding: Seq[Sequence]) -> list[Chunk]:
+        """Prompts, beside the streams where that saves a pass."""
+        prefilling.sort(key=aged_place)
+        decode = self.decode_chunks(decoding)
+        first = self._slot_of(prefilling[0])
+        n_rows = self._budget.n_rows(len(first.tokens), _rows_of(decode) if decode else None)
+        chunks = self._adjacent_chunks(prefilling, n_rows)
+        joined = sorted([*decode, *chunks])
+        return joined if decode and self._saves_a_pass(joined, decode, chunks) else chunks
+
+    def learn(self, plan: BatchPlan, seconds: float) -> None:
+        """Take the time that a plan's rows took."""
+        if plan.chunks:
+            self._costs.learn(plan, seconds)
+            self._prompt_is_due = not all(chunk.is_prompt for chunk in plan.chunks)
+
+    def prompt_chunk(self, sequence: Sequence, n_rows: int) -> Chunk:
+        """The next so many tokens of a prompt, or all that are left."""
+        slot = self._slot_of(sequence)
+        pos = len(slot.tokens)
+        script = sequence.script
+        end = min(len(script), pos + n_rows)
+        return Chunk(slot.slot_id, pos, script[pos:end], has_logits=end == len(script) and sequence.pending is None, is_prompt=True)
+
+    def decode_chunk(self, sequence: Sequence) -> Chunk:
+        """The token that was sampled last."""
+        slot = self._slot_of(sequence)
+        assert sequence.pending is not None
+        return Chunk(slot.slot_id, len(slot.tokens), (sequence.pending,), has_logits=True)
+
+    def _adjacent_chunks(self, prefilling: Seq[Sequence], n_rows: int) -> list[Chunk]:
+        """The first prompt's chunk, and of prompts in adjacent slots what the budget leaves: they share its passes.
+
+        A prompt that is not adjacent would be a pass of its own, and may as well have a step of its own.
+        """
+        first = self._slot_of(prefilling[0]).slot_id
+        run = _run_around(first, {self._slot_of(sequence).slot_id for sequence in prefilling})
+        chunks: list[Chunk] = []
+        for sequence in prefilling:
+            slot = self._slot_of(sequence)
+            if n_rows > 0 and slot.slot_id in run:
+                at = len(slot.tokens)
+                chunks.append(self.prompt_chunk(sequence, self._budget.even_rows(len(sequence.script) - at, n_rows, at)))
+                n_rows -= len(chunks[-1].tokens)
+        return sorted(chunks)
+
+    def _saves_a_pass(self, joined: list[Chunk], decode: list[Chunk], prompt: list[Chunk]) -> bool:
+        """Whether one step takes fewer passes than the two, without making a stream pay for a longer context than the longest of theirs."""
+        if sum(len(chunk.tokens) for chunk in joined) > self._budget.max_rows:
+            return False
+        if padded(max(chunk.pos for chunk in prompt) + 1) > padded(max(chunk.pos for chunk in decode) + 1):
+            return False
+        return _n_passes(joined) < _n_passes(decode) + _n_passes(prompt)
+
+    def _slot_of(self, sequence: Sequence) -> Slot:
+        assert sequence.slot_id is not None
+        return self._pool[sequence.slot_id]
+
+
+def _rows_of(decode: Seq[Chunk]) -> Rows:
+    return Rows(len(decode), _n_passes(decode), max(chunk.pos for chunk in decode) + 1)
+
+
+def _n_passes(chunks: Seq[Chunk]) -> int:
+    return count_passes([(chunk.slot_id, len(chunk.tokens)) for chunk in chunks])
+
+
+def _run_around(slot_id: int, ids: Set[int]) -> range:
+    """The consecutive ids around `slot_id`."""
+    first = last = slot_id
+    while first - 1 in ids:
+        first -= 1
+    while last + 1 in ids:
+        last += 1
+    return range(first, last + 1)

@@ -1,0 +1,1 @@
+"""`slotfile top`: a live view of a running server, from what its endpoints say."""
