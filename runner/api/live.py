@@ -30,7 +30,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """Slots and queue. Parked sequences wait as well. `mean_wait_s` of those that wait is null while nothing has ended."""
+    """Slots and queue. Parked sequences wait as well. `mean_wait_s` of those that wait is null while nothing is known of the pace."""
 
     n_slots: int
     n_ctx_slot: int

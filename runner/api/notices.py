@@ -30,7 +30,7 @@ WaitOf = Callable[[Choice, int], float | None]
 
 
 class QueueNotice(msgspec.Struct, frozen=True):
-    """`place` counts from 1; it is null where too many wait to tell, the wait where nothing has ended yet."""
+    """`place` counts from 1; it is null where too many wait to tell, the wait where nothing is known of the pace."""
 
     place: int | None
     n_waiting: int

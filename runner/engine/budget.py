@@ -7,7 +7,9 @@ from runner.engine.costs import LEAST_ROWS, Rows, StepCosts
 _FIRST_ROWS: Final = 64
 # From this context on, 32 rows cost what 64 do: llama.cpp's flash attention has its fast kernel from 64 on (docs/log.md).
 _LONG_CONTEXT: Final = 1024
-_LONG_MULTIPLE: Final = 64
+_LEAST_LONG: Final = 64
+# Finer steps of a chunk's size cost nothing a row (docs/log.md); coarser ones leave more of the gap unused.
+_MULTIPLE: Final = 16
 
 
 class PromptBudget:
@@ -37,16 +39,16 @@ class PromptBudget:
             return self.max_rows
         if self._fixed_rows:
             return min(self._fixed_rows, self.max_rows)
-        multiple = _LONG_MULTIPLE if at >= _LONG_CONTEXT else LEAST_ROWS
-        rows = int(max(fitting, self._costs.rows_worth_a_pass(at)))
-        return min(max(rows - rows % multiple, multiple), self.max_rows)
+        least = _LEAST_LONG if at >= _LONG_CONTEXT else LEAST_ROWS
+        rows = int(min(max(fitting, self._costs.rows_worth_a_pass(at)), self.max_rows))
+        return min(max(rows - rows % _MULTIPLE, least), self.max_rows)
 
     def even_rows(self, n_left: int, n_rows: int, at: int) -> int:
         """Of `n_rows` those for a chunk of a prompt that has `n_left` to go: as many chunks, and none much smaller than the others."""
         n_chunks = -(-n_left // n_rows)
-        multiple = _LONG_MULTIPLE if at >= _LONG_CONTEXT else LEAST_ROWS
         even = -(-n_left // n_chunks)
-        return min(n_rows, -(-even // multiple) * multiple)
+        least = _LEAST_LONG if at >= _LONG_CONTEXT else LEAST_ROWS
+        return min(n_rows, max(least, -(-even // _MULTIPLE) * _MULTIPLE))
 
     @property
     def longest_step_s(self) -> float | None:

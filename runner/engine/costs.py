@@ -70,6 +70,10 @@ class StepCosts:
         """A step that gives each of so many sequences a token."""
         return self._decode.seconds(rows.amounts, rows[:2]) if self._decode.has_learned else None
 
+    def known_decode_s(self, rows: Rows) -> float | None:
+        """The same, where so many rows in so many passes were measured: a guess is off by a factor of two where kernels change."""
+        return self.decode_s(rows) if self._decode.has_measured(rows[:2]) else None
+
     def prompt_s(self, rows: Rows) -> float | None:
         """A chunk of a prompt."""
         return self._prompt.seconds(rows.amounts) if self._prompt.has_learned else None
@@ -79,7 +83,10 @@ class StepCosts:
         return self._move.seconds((float(n_bytes),)) if self._move.has_learned else None
 
     def prompt_rows(self, seconds: float, at: int) -> float | None:
-        """How many rows of a prompt behind `at` tokens of context fit into the time; 0 where not even their pass does."""
+        """How many rows of a prompt behind `at` tokens of context fit into the time; 0 where not even their pass does.
+
+        Infinite where rows cost nothing beside their pass.
+        """
         if not self._prompt.has_learned:
             return None
         pass_s, row_s, cell_s = self._prompt.coefficients
@@ -88,15 +95,15 @@ class StepCosts:
             return 0.0
         # rows (row_s + cell_s (at + rows)) = left_s, with half of the padding on top of the context.
         first_s = row_s + cell_s * (at + 128)
-        if cell_s <= 0.0:
-            return left_s / first_s
-        return (math.sqrt(first_s * first_s + 4.0 * cell_s * left_s) - first_s) / (2.0 * cell_s)
+        # In the form that takes no difference of two numbers which may be nearly the same.
+        twice_mean_s = first_s + math.sqrt(first_s * first_s + 4.0 * cell_s * left_s)
+        return 2.0 * left_s / twice_mean_s if twice_mean_s > 0.0 else math.inf
 
     def rows_worth_a_pass(self, at: int) -> float:
         """How many rows of a prompt cost as much as the pass that they share: fewer than these waste more than half of it."""
         pass_s, row_s, cell_s = self._prompt.coefficients
         per_row_s = row_s + cell_s * padded(at + 1)
-        return pass_s / per_row_s if per_row_s > 0.0 else 0.0
+        return pass_s / per_row_s if per_row_s > 0.0 else math.inf
 
     def longest_step_s(self, max_rows: int) -> float | None:
         """What the slowest step should take: a whole batch of a prompt behind the longest context so far, or a decode step."""

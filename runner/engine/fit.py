@@ -6,7 +6,7 @@ from typing import Final
 Amounts = tuple[float, ...]
 
 # What an old measurement still counts when a new one comes: some dozens make the coefficients.
-DECAY: Final = 0.97
+_DECAY: Final = 0.97
 # How firmly the last coefficients are held on to, as a share of what the measurements weigh: where those say nothing (eight rows in
 # every step: is it the pass or the rows?), the coefficients stay.
 _HOLD: Final = 0.01
@@ -49,6 +49,10 @@ class Fit:
             self._n_unsolved = 0
         return self._coefficients
 
+    def has_measured(self, key: Hashable) -> bool:
+        """Whether there is a level of this kind."""
+        return key in self._levels
+
     @property
     def level_s(self) -> float:
         """The seconds of what was measured last; 0.0 before."""
@@ -58,7 +62,7 @@ class Fit:
         """Take a measurement. Amounts and seconds are above zero where they are not nothing."""
         if self.has_learned:
             # Along the coefficients as they were solved for last: not every decode step has the time to solve them.
-            expected = self._expected(amounts, key)
+            expected = self._expected(amounts, key) or seconds
             seconds = min(seconds, _MOST * expected)
             level = expected + _NEW_SHARE * (seconds - expected) if key in self._levels else seconds
         else:
@@ -68,9 +72,9 @@ class Fit:
         self._last_key = key
         by_second = [amount / seconds for amount in amounts]
         for row, share, i in zip(self._moments, by_second, range(self._n), strict=True):
-            self._targets[i] = DECAY * self._targets[i] + share
+            self._targets[i] = _DECAY * self._targets[i] + share
             for j, other in enumerate(by_second):
-                row[j] = DECAY * row[j] + share * other
+                row[j] = _DECAY * row[j] + share * other
         self._n_unsolved += 1
         if self._n_unsolved >= _SOLVE_EVERY:
             self._coefficients = self._solved()
@@ -82,14 +86,16 @@ class Fit:
         return self.scale(key) * self._along(amounts)
 
     def scale(self, key: Hashable = None) -> float:
-        """What the coefficients must be multiplied by to give the level."""
+        """What the coefficients must be multiplied by to give the level, which was of amounts that they say something of."""
         at, level = self._levels.get(key) or self._levels[self._last_key]
         assert self.coefficients
         return level / self._along(at)
 
     def _expected(self, amounts: Amounts, key: Hashable) -> float:
+        """0.0 where the coefficients say nothing of these amounts, or of those of the level."""
         at, level = self._levels.get(key) or self._levels[self._last_key]
-        return level * self._along(amounts) / self._along(at)
+        along = self._along(at)
+        return level * self._along(amounts) / along if along > 0.0 else 0.0
 
     def _along(self, amounts: Amounts) -> float:
         return sum(coefficient * amount for coefficient, amount in zip(self._coefficients, amounts, strict=True))

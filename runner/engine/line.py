@@ -98,15 +98,16 @@ def _parts(client: Share[W]) -> Shares[W]:
 
 def _in_turns(shares: list[tuple[float, int, list[W]]], cost: float, *, by_weight: bool = False) -> list[W]:
     """Of shares, each with what it was charged, its rank and its waiters in order: all in the order of turns that cost the same."""
-    turns = [(charged, number, deque(theirs)) for charged, number, theirs in shares]
+    # Shares that were never here have the same rank: among them the order in which they are given counts.
+    turns = [(charged, number, i, deque(theirs)) for i, (charged, number, theirs) in enumerate(shares)]
     heapq.heapify(turns)
     ordered = []
     while turns:
-        charged, number, theirs = turns[0]
+        charged, number, i, theirs = turns[0]
         ordered.append(theirs.popleft())
         if theirs:
             weight = theirs[0].owner.weight if by_weight else 1.0
-            heapq.heapreplace(turns, (charged + max(cost, 1e-9) / weight, number, theirs))
+            heapq.heapreplace(turns, (charged + max(cost, 1e-9) / weight, number, i, theirs))
         else:
             heapq.heappop(turns)
     return ordered

@@ -18,14 +18,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
+from runner.engine.costs import LEAST_ROWS
 from runner.engine.fit import Fit
 
 # What the ends before count when a new one comes: some fifty make a mean.
 _KEEP: Final = 0.98
 # Tokens of an answer, until one has ended that was allowed about as much.
 _FIRST_ANSWER: Final = 128
-# A chunk has so many rows at least, however short the gap that is aimed at.
-_LEAST_ROWS: Final = 32
 
 
 class Work(NamedTuple):
@@ -84,7 +83,7 @@ class Pace:
         """What a prompt takes between two tokens of those that decode."""
         if self.chunk_rows:
             return self.chunk_rows * self.row_s
-        return max(self.target_gap_s - self.step_s, _LEAST_ROWS * self.row_s)
+        return max(self.target_gap_s - self.step_s, LEAST_ROWS * self.row_s)
 
     def learn_steps(self, n_steps: int, n_prompt_rows: int, seconds: float) -> None:
         """So many steps were made, with so many rows of prompts in them, and that took so long."""

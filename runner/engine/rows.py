@@ -1,7 +1,7 @@
 """Which rows a step computes.
 
 A step is either one token for every decoding sequence, or a chunk of a prompt. They take turns, so a stream waits for at most one chunk,
-whose size the budget chooses. They share a step only where that saves a pass over the weights: in partitioned mode llama.cpp would
+whose size the budget chooses. They share a step only where that is cheaper by what passes cost here: in partitioned mode llama.cpp would
 mostly split them into the same passes, and chain a chunk with its decoding neighbours so that those pay for the longer context
 (docs/decisions).
 """
@@ -9,7 +9,7 @@ mostly split them into the same passes, and chain a chunk with its decoding neig
 from collections.abc import Sequence as Seq
 from collections.abc import Set
 
-from runner.engine.batch import BatchPlan, Chunk, count_passes
+from runner.engine.batch import BatchPlan, Chunk, count_passes, passes
 from runner.engine.budget import PromptBudget
 from runner.engine.capacity import padded
 from runner.engine.costs import Rows, StepCosts
@@ -35,14 +35,14 @@ class RowChooser:
         return sorted(map(self.decode_chunk, decoding))
 
     def prompt_chunks(self, prefilling: list[Sequence], decoding: Seq[Sequence]) -> list[Chunk]:
-        """Prompts, beside the streams where that saves a pass."""
+        """Prompts, beside the streams where that is cheaper than a step of their own."""
         prefilling.sort(key=aged_place)
         decode = self.decode_chunks(decoding)
         first = self._slot_of(prefilling[0])
         n_rows = self._budget.n_rows(len(first.tokens), _rows_of(decode) if decode else None)
         chunks = self._adjacent_chunks(prefilling, n_rows)
         joined = sorted([*decode, *chunks])
-        return joined if decode and self._saves_a_pass(joined, decode, chunks) else chunks
+        return joined if decode and self._is_cheaper(joined, decode, chunks) else chunks
 
     def learn(self, plan: BatchPlan, seconds: float) -> None:
         """Take the time that a plan's rows took."""
@@ -80,13 +80,26 @@ class RowChooser:
                 n_rows -= len(chunks[-1].tokens)
         return sorted(chunks)
 
-    def _saves_a_pass(self, joined: list[Chunk], decode: list[Chunk], prompt: list[Chunk]) -> bool:
-        """Whether one step takes fewer passes than the two, without making a stream pay for a longer context than the longest of theirs."""
+    def _is_cheaper(self, joined: list[Chunk], decode: list[Chunk], prompt: list[Chunk]) -> bool:
+        """Whether one step takes fewer passes than the two, and less time by what such passes have taken here.
+
+        Never where a stream would pay for a longer context than the longest of theirs: what that costs is not known before.
+        """
         if sum(len(chunk.tokens) for chunk in joined) > self._budget.max_rows:
             return False
         if padded(max(chunk.pos for chunk in prompt) + 1) > padded(max(chunk.pos for chunk in decode) + 1):
             return False
-        return _n_passes(joined) < _n_passes(decode) + _n_passes(prompt)
+        if _n_passes(joined) >= _n_passes(decode) + _n_passes(prompt):
+            return False
+        apart_s = [self._costs.known_decode_s(_rows_of(decode)), *map(self._pass_s, passes(prompt))]
+        together_s = [*map(self._pass_s, passes(joined))]
+        known = [seconds for seconds in apart_s + together_s if seconds is not None]
+        return len(known) == len(apart_s) + len(together_s) and sum(known[: len(apart_s)]) > sum(known[len(apart_s) :])
+
+    def _pass_s(self, one: tuple[int, int, int]) -> float | None:
+        n_rows, n_slots, longest = one
+        rows = Rows(n_rows, 1, longest)
+        return self._costs.known_decode_s(rows) if n_rows == n_slots else self._costs.prompt_s(rows)
 
     def _slot_of(self, sequence: Sequence) -> Slot:
         assert sequence.slot_id is not None

@@ -60,7 +60,8 @@ class BatchMachine:
             wake_at = NEVER if decision.wake_at is None else decision.wake_at
             next_at = min(wake_at, self._due[0].at if self._due else NEVER)
             assert next_at < NEVER or not len(self._batcher), "items wait and nothing will happen"
-            self._pass_time(max(self.now, min(next_at, wake_at)) if next_at < NEVER else self.now)
+            if next_at < NEVER:
+                self._pass_time(max(self.now, next_at))
 
     def _compute(self, decision: Decision) -> None:
         seconds = self._cost.pass_s(decision.n_tokens) * self._noise()

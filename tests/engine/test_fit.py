@@ -88,3 +88,23 @@ def test_whatever_was_measured_no_cost_is_negative_and_every_answer_is_a_number(
         fit.learn(amounts(n_rows, longest), seconds, key)
         assert all(0.0 <= c < math.inf for c in fit.coefficients)
         assert 0.0 < fit.seconds(amounts(n_rows, longest), key) < math.inf
+
+
+def test_what_the_coefficients_say_nothing_of_is_taken_as_it_was_measured() -> None:
+    """Prompts that cost less the larger they are leave no cost of a step: the first steps without a prompt show it."""
+    fit = Fit(2, first=0)
+    for n_rows, seconds in ((512.0, 1.0), (256.0, 0.4)) * 8:
+        fit.learn((1.0, n_rows), seconds)
+    assert fit.coefficients[0] == 0.0
+    for _ in range(8):
+        fit.learn((10.0, 0.0), 0.3)
+    assert fit.coefficients[0] == pytest.approx(0.03, rel=0.05)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 8192), st.floats(1e-5, 100.0)), min_size=1, max_size=60))
+def test_an_amount_that_is_now_and_then_nothing_leaves_every_coefficient_a_number(seen: list[tuple[int, int, float]]) -> None:
+    fit = Fit(2, first=0)
+    for n_steps, n_rows, seconds in seen:
+        fit.learn((float(n_steps), float(n_rows)), seconds)
+        assert all(0.0 <= c < math.inf for c in fit.coefficients)

@@ -67,3 +67,12 @@ def test_where_tokens_cost_nothing_any_number_fits() -> None:
 def test_caution_grows_with_the_noise() -> None:
     assert taught().caution == pytest.approx(1.0, abs=0.02)
     assert 1.05 < taught(noise=0.05).caution < 1.2
+
+
+def test_a_clock_that_has_not_moved_teaches_nothing() -> None:
+    cost = PassCost()
+    cost.learn(8, 0.0)
+    assert not cost.is_known
+    cost.learn(8, 0.02)
+    cost.learn(8, 0.0)
+    assert cost.seconds(8) == pytest.approx(0.02)

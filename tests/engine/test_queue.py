@@ -272,6 +272,19 @@ def test_the_preview_is_what_happens_when_all_cost_the_same(policy: PolicyName) 
     assert ids == [each.request_id for each in served(queue, 180)]
 
 
+def test_those_whose_shares_were_never_here_are_previewed_by_arrival() -> None:
+    """Their clients' limits hold them back: neither these parts nor, in the other tier, these clients have an account."""
+    running = [sequence("a", part="x"), sequence("b")]
+    queue = filled(*running, limit=1)
+    for each in running:
+        queue.take(each)
+    held = [sequence("a", at=1.0, part="y"), sequence("a", at=2.0, part="z")]
+    held += [sequence("b", at=3.0, tier=Tier.BATCH), sequence("a", at=4.0, tier=Tier.BATCH)]
+    for each in held:
+        queue.push(each)
+    assert queue.preview() == [each.request_id for each in held]
+
+
 def test_no_preview_of_a_queue_that_is_too_long_to_look_at() -> None:
     assert filled(*(sequence() for _ in range(11))).preview(most=10) == []
 

@@ -42,8 +42,6 @@ SETTLED_WITHIN_S: Final = 10.0
 HUNG_WITHIN_S: Final = 100
 PAUSE_S: Final = 3.0
 QUIET_TRIES: Final = 10
-# See faulty_engine.py; Windows has no such signal, and no soak.
-BREAKS_SAMPLER: Final = signal.SIGUSR1
 
 
 class Soak:
@@ -176,7 +174,7 @@ class Soak:
         """Harm the engine in every way once: pause it, and end it by each of these signals."""
         ways = [None, signal.SIGKILL, signal.SIGABRT]
         if self._plan.executable is None:
-            ways.append(BREAKS_SAMPLER)
+            ways.append(signal.SIGUSR1)  # breaks a sampler (faulty_engine.py)
         if self._plan.hangs:
             ways.append(signal.SIGSTOP)
         pause_s = (until - time.monotonic()) / (len(ways) + 1)

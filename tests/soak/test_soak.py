@@ -26,7 +26,7 @@ def chunk(text: str, reason: str | None = None, index: int = 0) -> str:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 async def test_short_soak_ends_with_every_slot_free_memory_flat_and_no_request_lost(smollm2_path: Path, tmp_path: Path) -> None:
     told: list[str] = []
-    plan = Plan(smollm2_path, seconds=10, seed=5, n_workers=6, deadline_s=9, hangs=False, n_still_readers=0)
+    plan = Plan(smollm2_path, seconds=8, seed=5, n_workers=6, deadline_s=6, hangs=False, n_still_readers=0)
     soak = Soak(plan, tmp_path, tell=told.append)
     ledger = await soak.run()
     assert ledger.violations == []

@@ -8,7 +8,6 @@ from typing import Final
 import psutil
 
 ENGINE_MARKS: Final = ("--engine-process", "tests.soak.faulty_engine", "runner.serving.process")
-MIB: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

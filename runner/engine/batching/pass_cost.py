@@ -64,9 +64,10 @@ class PassCost:
         return int(min((seconds - fixed_s) / token_s, MANY)) if token_s > 0.0 else MANY
 
     def learn(self, n_tokens: int, seconds: float) -> None:
-        """Take the measured time of a pass; both are above zero."""
+        """Take the measured time of a pass. A clock that has not moved teaches nothing."""
         assert n_tokens > 0
-        assert seconds > 0.0
+        if seconds <= 0.0:
+            return
         if self.is_known:
             ratio = min(max(seconds / self.seconds(n_tokens), 1.0 / _MOST_RATIO), _MOST_RATIO)
             self._deviation += _NEW_SHARE * (abs(ratio - 1.0) - self._deviation)
