@@ -18,7 +18,7 @@ DEFAULT_PORT: Final = 8080
 # Enough for 300,000 tokens even where every character of the text is escaped; a slot holds 4,096 unless told otherwise.
 DEFAULT_MAX_BODY: Final = 8 * 1024 * 1024
 # Chosen by what a stream sees beside a long prompt, and what that prompt waits (docs/log.md).
-DEFAULT_ITL_TARGET_S: Final = 0.225
+DEFAULT_ITL_TARGET_S: Final = 0.215
 DEFAULT_QUEUE_TOKENS: Final = 1_000_000
 MAX_DEADLINE_S: Final = 86_400
 

@@ -173,7 +173,6 @@ class Bounds:
         """A choice was accepted, was placed, waits again or is over. One that brings too many tokens into the queue is refused here."""
         if choice not in self._clients:
             return
-        self._outlook.changed(choice)
         account = self._accounts[self._clients[choice]]
         is_waiting = not (choice.is_placed or choice.is_over)
         if is_waiting != (choice in self._waiting):
@@ -187,6 +186,8 @@ class Bounds:
             self._waiting.pop(choice, None)
         if choice.is_over:
             self._choice_over(choice, account)
+        # After the books: estimates are allowed to be wrong, these are not.
+        self._outlook.changed(choice)
 
     def over(self, call: Call, generation: Generation) -> None:
         """The engine has said its last word of a call."""

@@ -1,5 +1,6 @@
 """What the front knows of the time to come: the engine's slots and queue as of its last word, put before `runner.engine.waits`."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -22,12 +23,13 @@ MAX_WAITING: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """One sequence that has not ended, with what its request asked for."""
+    """One sequence that has not ended, with what its request asked for; `number` in the order in which they came."""
 
     choice: Choice
     client: str
     tier: Tier
     max_tokens: int | None
+    number: int
 
 
 class Outlook:
@@ -38,13 +40,14 @@ class Outlook:
         self._pace = Pace(target_gap_s=DEFAULT_ITL_TARGET_S)
         self._waits = Waits(self._pace)
         self._live: dict[str, _Live] = {}
+        self._numbers = itertools.count()
         self._parked: set[str] = set()
         self._counters = Counters()
         self._looked_at = -LEARN_EVERY_S
 
     def began(self, choice: Choice, *, client: str, tier: Tier, max_tokens: int | None) -> None:
         """A sequence is with the engine."""
-        self._live[choice.request_id] = _Live(choice, client, tier, max_tokens)
+        self._live[choice.request_id] = _Live(choice, client, tier, max_tokens, next(self._numbers))
 
     def changed(self, choice: Choice) -> None:
         """It has a slot, or is over."""
@@ -89,7 +92,10 @@ class Outlook:
 
     def _look(self, every_s: float) -> None:
         now, snapshot, info = self._clock(), self._engine.snapshot, self._engine.info
-        if snapshot is None or info is None or now - self._looked_at < every_s:
+        if snapshot is None or info is None:
+            self._counters = Counters()  # the next engine's begin again
+            return
+        if now - self._looked_at < every_s:
             return
         self._looked_at = now
         self._pace.target_gap_s, self._pace.chunk_rows = info.itl_target_s, info.prompt_chunk
@@ -101,7 +107,7 @@ class Outlook:
         for request_id in self._parked - parked:
             self._waits.started(request_id, now)
         self._parked = parked
-        running = [slots[request_id] for request_id in self._live if request_id in slots]
+        running = sorted(slots.values(), key=lambda slot: self._live[slot.request_id].number)
         self._waits.look(now, map(self._running, running), list(map(self._waiter, waiting)), info.n_slots)
 
     def _learn(self, new: Counters) -> None:

@@ -58,6 +58,16 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     guided_regex: Raw = _NULL
     guided_choice: Raw = _NULL
     guided_grammar: Raw = _NULL
+    tools: Raw = _NULL
+    tool_choice: Raw = _NULL
+    functions: Raw = _NULL
+    function_call: Raw = _NULL
+    logprobs: Raw = _NULL
+    top_logprobs: Raw = _NULL
+    modalities: Raw = _NULL
+    audio: Raw = _NULL
+    suffix: Raw = _NULL
+    best_of: Raw = _NULL
 
 
 class ContentPart(msgspec.Struct, frozen=True, gc=False):
@@ -98,25 +108,12 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     messages: list[Message]
     max_completion_tokens: int | None = None
 
-    tools: Raw = _NULL
-    tool_choice: Raw = _NULL
-    functions: Raw = _NULL
-    function_call: Raw = _NULL
-    logprobs: Raw = _NULL
-    top_logprobs: Raw = _NULL
-    modalities: Raw = _NULL
-    audio: Raw = _NULL
-
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """The body of POST /v1/completions. `prompt`: a text, texts, token ids, or lists of token ids."""
 
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
-    best_of: int | None = None
-
-    suffix: Raw = _NULL
-    logprobs: Raw = _NULL
 
 
 def plain(field: object) -> object:

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
+from click.core import ParameterSource
 
-from runner.config import PolicyName
+from runner.config import DEFAULT_ITL_TARGET_S, PolicyName
 
 if TYPE_CHECKING:
     from runner.simulate import inputs
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 TRACE_NAMES: Final = ("poisson", "bursts", "tails", "greedy", "tiers", "chats", "team", "adversarial")
 POLICY_NAMES: Final[tuple[str, ...]] = get_args(PolicyName)
 MAX_SLOTS: Final = 256
+# Options that have a meaning beside --batching.
+BATCHING_TAKES: Final = frozenset({"n_requests", "load", "seed", "n_clients", "itl_target", "costs", "planning", "batching", "as_json"})
 
 
 class Several(click.ParamType[tuple[Any, ...]]):
@@ -62,7 +65,7 @@ class Several(click.ParamType[tuple[Any, ...]]):
 @click.option(
     "--itl-target",
     type=click.FloatRange(0, 3600, min_open=True),
-    default=0.25,
+    default=DEFAULT_ITL_TARGET_S,
     metavar="X",
     show_default=True,
     help="Seconds between two tokens of a stream while a prompt is computed.",
@@ -142,6 +145,7 @@ def simulate(
     from runner.simulate.simulation import Setup, compare
 
     if batching:
+        refuse_beside_batching()
         made_up = Costs.from_json(costs or "{}")
         compare_batching(
             inputs.Setup(n_items=n_requests, load=load, seed=seed, n_clients=n_clients, target_gap_s=itl_target, costs=made_up),
@@ -170,6 +174,15 @@ def simulate(
     with request_progress(n_requests * len(slots) * len(policies)) as progress:
         report = compare(setup, slots, policies, progress)
     click.echo(report.json() if as_json else report.table())
+
+
+def refuse_beside_batching() -> None:
+    """What has no meaning for inputs without generation is not silently left out. Raises UsageError."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        name = option.name or ""
+        if name not in BATCHING_TAKES and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--batching takes no {option.opts[0]}: its items have no slots, no queue of sequences and no answers")
 
 
 def compare_batching(setup: "inputs.Setup", *, planning: bool, as_json: bool) -> None:

@@ -2,14 +2,15 @@
 
 from typing import Final
 
-from runner.engine.costs import LEAST_ROWS, Rows, StepCosts
+from runner.engine.costs import FAST_ROWS, Rows, StepCosts
 
-_FIRST_ROWS: Final = 64
-# From this context on, 32 rows cost what 64 do: llama.cpp's flash attention has its fast kernel from 64 on (docs/log.md).
+# Of a chunk beside streams, as long as the context is short.
+LEAST_CHUNK: Final = 32
+# From this context on, fewer rows than FAST_ROWS cost as much as those or more.
 _LONG_CONTEXT: Final = 1024
-_LEAST_LONG: Final = 64
 # Finer steps of a chunk's size cost nothing a row (docs/log.md); coarser ones leave more of the gap unused.
 _MULTIPLE: Final = 16
+_EVEN_MULTIPLE: Final = 4
 
 
 class PromptBudget:
@@ -34,21 +35,30 @@ class PromptBudget:
         """
         fitting = self._costs.prompt_rows(self._target_gap_s - self._decode_s(decode), at)
         if fitting is None:
-            return min(self.max_rows, _FIRST_ROWS)
+            return min(self.max_rows, FAST_ROWS)
         if decode is None:
             return self.max_rows
         if self._fixed_rows:
             return min(self._fixed_rows, self.max_rows)
-        least = _LEAST_LONG if at >= _LONG_CONTEXT else LEAST_ROWS
         rows = int(min(max(fitting, self._costs.rows_worth_a_pass(at)), self.max_rows))
-        return min(max(rows - rows % _MULTIPLE, least), self.max_rows)
+        return min(max(rows - rows % _MULTIPLE, _least(at)), self.max_rows)
 
-    def even_rows(self, n_left: int, n_rows: int, at: int) -> int:
-        """Of `n_rows` those for a chunk of a prompt that has `n_left` to go: as many chunks, and none much smaller than the others."""
-        n_chunks = -(-n_left // n_rows)
-        even = -(-n_left // n_chunks)
-        least = _LEAST_LONG if at >= _LONG_CONTEXT else LEAST_ROWS
-        return min(n_rows, max(least, -(-even // _MULTIPLE) * _MULTIPLE))
+    def chunk_rows(self, n_left: int, n_rows: int, at: int, decode: Rows | None) -> int:
+        """Of `n_rows` those for a prompt that has `n_left` to go: as many chunks as it takes, of one size.
+
+        Behind a long context none is left over that is just too small for the fast kernel, and where that cannot be, it is as small as
+        its own cost demands.
+        """
+        even = -(-n_left // -(-n_left // n_rows))
+        n = min(n_left, n_rows, max(_least(at), -(-even // _EVEN_MULTIPLE) * _EVEN_MULTIPLE))
+        if at < _LONG_CONTEXT:
+            return n
+        if 0 < n_left - n < FAST_ROWS <= n_left - FAST_ROWS:
+            n = min(n, n_left - FAST_ROWS)
+        if n < FAST_ROWS and decode is not None:
+            fitting = self._costs.prompt_rows(self._target_gap_s - self._decode_s(decode), at, few=True)
+            n = n if fitting is None else min(n, max(_MULTIPLE, int(min(fitting, n))))
+        return n
 
     @property
     def longest_step_s(self) -> float | None:
@@ -57,3 +67,7 @@ class PromptBudget:
 
     def _decode_s(self, decode: Rows | None) -> float:
         return 0.0 if decode is None else self._costs.decode_s(decode) or 0.0
+
+
+def _least(at: int) -> int:
+    return FAST_ROWS if at >= _LONG_CONTEXT else LEAST_CHUNK

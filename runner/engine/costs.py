@@ -1,7 +1,7 @@
 """What a step costs on this machine, learned from the steps that were made.
 
     decode step    passes, rows, rows x longest context     level for each (rows, passes)
-    prompt step    passes, rows, rows x longest context     one level
+    prompt step    passes, rows, rows x longest context     one level; chunks of few rows have a fit of their own
     cells moved    bytes
 
 Rows of the two kinds have coefficients of their own: a decode row reads its cells alone, and needs logits. The longest context is that of
@@ -16,7 +16,12 @@ from runner.engine.capacity import padded
 from runner.engine.fit import Fit
 
 # A chunk of fewer rows says little about a row of a prompt.
-LEAST_ROWS = 32
+LEAST_ROWS = 8
+# llama.cpp's flash attention has its fast kernel from so many rows a sequence on: behind 2,600 tokens 60 rows take 0.32 s and 64 take
+# 0.17 s (docs/log.md).
+FAST_ROWS = 64
+# How much more of the context each of fewer rows costs, until it was measured behind one at least half as long.
+_FEW_CELL_FACTOR = 5.0
 
 
 class Rows(NamedTuple):
@@ -38,8 +43,9 @@ class StepCosts:
     def __init__(self) -> None:
         self._decode = Fit(3, first=1)
         self._prompt = Fit(3, first=1)
+        self._few = Fit(3, first=1)
         self._move = Fit(1, first=0)
-        self._longest = 0
+        self._longest = self._longest_few = 0
 
     def learn(self, plan: BatchPlan, seconds: float) -> None:
         """Take the time of the plan's rows, without that of its moves. A clock that has not moved teaches nothing."""
@@ -59,7 +65,10 @@ class StepCosts:
             longest = max(chunk.pos + len(chunk.tokens) for chunk in prompts)
             self._longest = max(self._longest, longest)
             if n_rows >= LEAST_ROWS:
-                self._prompt.learn(Rows(n_rows, max(1, plan.n_passes - bool(decodes)), longest).amounts, seconds)
+                is_few = max(len(chunk.tokens) for chunk in prompts) < FAST_ROWS
+                fit = self._few if is_few else self._prompt
+                self._longest_few = max(self._longest_few, longest * is_few)
+                fit.learn(Rows(n_rows, max(1, plan.n_passes - bool(decodes)), longest).amounts, seconds)
 
     def learn_move(self, n_bytes: int, seconds: float) -> None:
         """Take the time of copies from or to host memory."""
@@ -76,21 +85,26 @@ class StepCosts:
 
     def prompt_s(self, rows: Rows) -> float | None:
         """A chunk of a prompt."""
-        return self._prompt.seconds(rows.amounts) if self._prompt.has_learned else None
+        fit = self._fit_of(rows.n_rows)
+        return fit.seconds(rows.amounts) if fit.has_learned else None
 
     def move_s(self, n_bytes: int) -> float | None:
         """To copy cells of so many bytes once."""
         return self._move.seconds((float(n_bytes),)) if self._move.has_learned else None
 
-    def prompt_rows(self, seconds: float, at: int) -> float | None:
+    def prompt_rows(self, seconds: float, at: int, *, few: bool = False) -> float | None:
         """How many rows of a prompt behind `at` tokens of context fit into the time; 0 where not even their pass does.
 
-        Infinite where rows cost nothing beside their pass.
+        Infinite where rows cost nothing beside their pass. `few`: as rows of a chunk of less than FAST_ROWS cost.
         """
-        if not self._prompt.has_learned:
+        knows_few = 2 * self._longest_few >= at
+        fit = self._few if few and knows_few else self._prompt
+        if not fit.has_learned:
             return None
-        pass_s, row_s, cell_s = self._prompt.coefficients
-        left_s = seconds / self._prompt.scale() - pass_s
+        pass_s, row_s, cell_s = fit.coefficients
+        if few and not knows_few:
+            cell_s *= _FEW_CELL_FACTOR
+        left_s = seconds / fit.scale() - pass_s
         if left_s <= 0.0:
             return 0.0
         # rows (row_s + cell_s (at + rows)) = left_s, with half of the padding on top of the context.
@@ -109,3 +123,6 @@ class StepCosts:
         """What the slowest step should take: a whole batch of a prompt behind the longest context so far, or a decode step."""
         prompt_s = self.prompt_s(Rows(max_rows, 1, max(self._longest, max_rows)))
         return None if prompt_s is None else max(prompt_s, self._decode.level_s)
+
+    def _fit_of(self, n_rows: int) -> Fit:
+        return self._few if n_rows < FAST_ROWS and self._few.has_learned else self._prompt

@@ -15,7 +15,7 @@ _NEW_SHARE: Final = 0.25
 # What was measured is forgotten in some dozens of measurements: the coefficients are solved for well within these.
 _SOLVE_EVERY: Final = 8
 # No measurement counts for more than so many times what was expected: a machine that stood still for a moment is not slow.
-_MOST: Final = 4.0
+MOST: Final = 4.0
 
 
 class Fit:
@@ -25,9 +25,10 @@ class Fit:
     there along the coefficients, so that a kernel that is not linear costs no accuracy where it has been measured.
     """
 
-    def __init__(self, n_amounts: int, *, first: int) -> None:
-        """The first measurement is put on the amount number `first` alone."""
+    def __init__(self, n_amounts: int, *, first: int, most: float = MOST) -> None:
+        """The first measurement is put on the amount number `first` alone. None counts for more than `most` times what was expected."""
         self._first = first
+        self._most = most
         self._n = n_amounts
         self._moments = [[0.0] * n_amounts for _ in range(n_amounts)]
         self._targets = [0.0] * n_amounts
@@ -63,7 +64,7 @@ class Fit:
         if self.has_learned:
             # Along the coefficients as they were solved for last: not every decode step has the time to solve them.
             expected = self._expected(amounts, key) or seconds
-            seconds = min(seconds, _MOST * expected)
+            seconds = min(seconds, self._most * expected)
             level = expected + _NEW_SHARE * (seconds - expected) if key in self._levels else seconds
         else:
             self._coefficients[self._first] = seconds / amounts[self._first]

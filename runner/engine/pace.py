@@ -14,11 +14,12 @@ that was not cached of late.
 """
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from runner.engine.costs import LEAST_ROWS
+from runner.engine.budget import LEAST_CHUNK
 from runner.engine.fit import Fit
 
 # What the ends before count when a new one comes: some fifty make a mean.
@@ -59,7 +60,8 @@ class Pace:
     def __init__(self, *, target_gap_s: float, chunk_rows: int = 0) -> None:
         """`target_gap_s` as of the prompt budget; `chunk_rows`, where it is not 0, is the size of a chunk whatever it costs."""
         self.target_gap_s, self.chunk_rows = target_gap_s, chunk_rows
-        self._steps = Fit(2, first=0)
+        # An interval of many steps: none is off because a machine stood still for a moment.
+        self._steps = Fit(2, first=0, most=math.inf)
         self._answers: dict[int, _Share] = {}
         self._computed = _Share(1.0, 1.0)
 
@@ -83,7 +85,7 @@ class Pace:
         """What a prompt takes between two tokens of those that decode."""
         if self.chunk_rows:
             return self.chunk_rows * self.row_s
-        return max(self.target_gap_s - self.step_s, LEAST_ROWS * self.row_s)
+        return max(self.target_gap_s - self.step_s, LEAST_CHUNK * self.row_s)
 
     def learn_steps(self, n_steps: int, n_prompt_rows: int, seconds: float) -> None:
         """So many steps were made, with so many rows of prompts in them, and that took so long."""

@@ -39,8 +39,9 @@ class RowChooser:
         prefilling.sort(key=aged_place)
         decode = self.decode_chunks(decoding)
         first = self._slot_of(prefilling[0])
-        n_rows = self._budget.n_rows(len(first.tokens), _rows_of(decode) if decode else None)
-        chunks = self._adjacent_chunks(prefilling, n_rows)
+        beside = _rows_of(decode) if decode else None
+        n_rows = self._budget.n_rows(len(first.tokens), beside)
+        chunks = self._adjacent_chunks(prefilling, n_rows, beside)
         joined = sorted([*decode, *chunks])
         return joined if decode and self._is_cheaper(joined, decode, chunks) else chunks
 
@@ -64,7 +65,7 @@ class RowChooser:
         assert sequence.pending is not None
         return Chunk(slot.slot_id, len(slot.tokens), (sequence.pending,), has_logits=True)
 
-    def _adjacent_chunks(self, prefilling: Seq[Sequence], n_rows: int) -> list[Chunk]:
+    def _adjacent_chunks(self, prefilling: Seq[Sequence], n_rows: int, beside: Rows | None) -> list[Chunk]:
         """The first prompt's chunk, and of prompts in adjacent slots what the budget leaves: they share its passes.
 
         A prompt that is not adjacent would be a pass of its own, and may as well have a step of its own.
@@ -76,7 +77,7 @@ class RowChooser:
             slot = self._slot_of(sequence)
             if n_rows > 0 and slot.slot_id in run:
                 at = len(slot.tokens)
-                chunks.append(self.prompt_chunk(sequence, self._budget.even_rows(len(sequence.script) - at, n_rows, at)))
+                chunks.append(self.prompt_chunk(sequence, self._budget.chunk_rows(len(sequence.script) - at, n_rows, at, beside)))
                 n_rows -= len(chunks[-1].tokens)
         return sorted(chunks)
 

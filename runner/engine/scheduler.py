@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from runner.config import PolicyName
 from runner.engine.backend import Vocabulary
 from runner.engine.batch import BatchPlan, Chunk, Outcome
-from runner.engine.budget import PromptBudget
-from runner.engine.costs import LEAST_ROWS, StepCosts
+from runner.engine.budget import LEAST_CHUNK, PromptBudget
+from runner.engine.costs import StepCosts
 from runner.engine.kv import Drop, KvOp, Park, Swap, Trim, Unpark
 from runner.engine.layout import Mover, Weights, closing_swap
 from runner.engine.lifecycle import Reason, State
@@ -255,9 +255,10 @@ class Scheduler:
         return [Trim(slot.slot_id, keep)]
 
     def _park_as_told(self, now: float) -> list[Park]:
-        told = [self._by_id[request_id] for request_id in self._to_park if request_id in self._by_id] if not self._solo else []
-        if told:
-            self._to_park.clear()
+        if self._solo:
+            return []
+        told = [self._by_id[request_id] for request_id in self._to_park if request_id in self._by_id]
+        self._to_park.clear()
         return [self._park(sequence, now) for sequence in told if sequence.slot_id is not None]
 
     def _preempt(self, now: float) -> list[KvOp]:
@@ -324,7 +325,7 @@ class Scheduler:
             elif sequence.state is State.DECODE:
                 return BatchPlan(ops, (self._rows.decode_chunk(sequence),))
             else:
-                return BatchPlan(ops, (self._rows.prompt_chunk(sequence, LEAST_ROWS),))
+                return BatchPlan(ops, (self._rows.prompt_chunk(sequence, LEAST_CHUNK),))
         return BatchPlan(ops)
 
     # -- booking -------------------------------------------------------------------------------------------------------
@@ -351,7 +352,7 @@ class Scheduler:
                 self._rows.learn(plan, now - self._planned_at - moved_s)
                 self.costs.learn_move(self._n_moved_bytes if plan.kv_ops else 0, moved_s)
                 self._book(plan, sampled, now, result)
-            case Outcome.INVALID | Outcome.NO_ROOM if len(plan.chunks) > 1 and not self._solo:
+            case Outcome.INVALID | Outcome.NO_ROOM if not self._solo and (len(plan.chunks) > 1 or plan.n_rows > LEAST_CHUNK):
                 self._solo.extend(chunk.slot_id for chunk in plan.chunks)
             case Outcome.INVALID | Outcome.NO_ROOM:
                 self._fail(plan.chunks[-1], f"llama.cpp refused the batch ({outcome.value})", result, now)

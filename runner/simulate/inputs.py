@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from runner.config import DEFAULT_ITL_TARGET_S
 from runner.engine.batching.items import NEVER, BatchLimits
 from runner.simulate.costs import Costs
 
@@ -22,7 +23,7 @@ class Setup:
     seed: int = 1
     n_clients: int = 100
     limits: BatchLimits = field(default_factory=lambda: BatchLimits(n_ubatch=512))
-    target_gap_s: float = 0.25
+    target_gap_s: float = DEFAULT_ITL_TARGET_S
     costs: Costs = field(default_factory=Costs)
 
 

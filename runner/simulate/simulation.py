@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from runner.config import PolicyName
+from runner.config import DEFAULT_ITL_TARGET_S, PolicyName
 from runner.engine.layout import Weights
 from runner.engine.scheduler import Scheduler
 from runner.engine.slots import SlotPool
@@ -40,7 +40,7 @@ class Setup:
     seed: int = 1
     n_ctx: int = 4096
     n_batch: int = 512
-    target_gap_s: float = 0.25
+    target_gap_s: float = DEFAULT_ITL_TARGET_S
     share_grace_s: float = 1.0
     kv_host_bytes: int = 1 << 30
     bound_s: float = 60.0

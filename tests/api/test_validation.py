@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runner.api import chat_completions, completions
+from runner.api import chat_completions, completions, parameters
 from runner.api.parameters import MAX_CHOICES, Generation
 from runner.api.schemas import ChatBody, CompletionBody
 from runner.engine.sampling import SamplingParams
@@ -270,6 +270,14 @@ def test_prompt_of_another_form_is_refused(prompt: Any) -> None:
 @pytest.mark.parametrize(("field", "value"), [("suffix", "x"), ("best_of", 2), ("best_of", 0), ("logprobs", 0), ("logprobs", 5)])
 def test_text_field_that_is_not_offered_is_refused(field: str, value: Any) -> None:
     assert refusal(json.dumps({"prompt": "x", field: value}).encode(), completions.parse).param == field
+
+
+@pytest.mark.parametrize("field", sorted(parameters.UNSUPPORTED))
+def test_what_is_not_offered_is_refused_by_both_endpoints(field: str) -> None:
+    """A field of the one, sent to the other by mistake, is not silently without effect either."""
+    value = {"x": 1}
+    assert refusal(json.dumps({"prompt": "x", field: value}).encode(), completions.parse).param == field
+    assert refusal(json.dumps({"messages": [{"role": "user", "content": "x"}], field: value}).encode()).param == field
 
 
 NO_JSON = [

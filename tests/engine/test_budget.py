@@ -73,10 +73,32 @@ def test_a_batch_smaller_than_the_least_chunk_is_respected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_left", "at", "n"), [(200, 0, 112), (193, 0, 112), (192, 0, 192), (10, 0, 32), (400, 2000, 144), (200, 2000, 112), (10, 2000, 64)]
+    ("n_left", "at", "n"),
+    [(200, 0, 100), (193, 0, 100), (192, 0, 192), (10, 0, 10), (400, 2000, 136), (200, 2000, 100), (10, 2000, 10), (250, 2000, 128)],
 )
 def test_the_last_chunks_of_a_prompt_are_of_one_size(n_left: int, at: int, n: int) -> None:
-    assert PromptBudget(StepCosts(), max_rows=512, target_gap_s=0.25).even_rows(n_left, 192, at) == n
+    assert PromptBudget(StepCosts(), max_rows=512, target_gap_s=0.25).chunk_rows(n_left, 192, at, STREAMS) == n
+
+
+@pytest.mark.parametrize("n_left", range(64, 700))
+def test_behind_a_long_context_no_chunk_is_just_too_small_for_the_fast_kernel_unless_there_is_no_way(n_left: int) -> None:
+    budget = PromptBudget(StepCosts(), max_rows=512, target_gap_s=0.25)
+    chunks = []
+    while n_left:
+        chunks.append(budget.chunk_rows(n_left, 96, 2000, STREAMS))
+        n_left -= chunks[-1]
+    assert all(64 <= n <= 96 for n in chunks[:-1])
+    assert chunks[-1] >= 64 or sum(chunks[-2:]) < 128
+
+
+def test_behind_a_long_context_a_chunk_that_is_too_small_is_as_small_as_its_cost_demands() -> None:
+    costs = costs_of(row_s=0.001)
+    for n in (60, 40, 20) * 8:
+        costs.learn(BatchPlan(chunks=(Chunk(0, 2000, [1] * n, has_logits=False, is_prompt=True),)), n * 0.005)
+    budget = PromptBudget(costs, max_rows=512, target_gap_s=0.15)
+    assert 25 <= budget.chunk_rows(60, 192, 2000, STREAMS) <= 32
+    assert budget.chunk_rows(60, 192, 2000, None) == 60
+    assert budget.chunk_rows(60, 192, 0, STREAMS) == 60
 
 
 def test_the_longest_step_is_a_full_chunk() -> None:

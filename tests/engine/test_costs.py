@@ -58,6 +58,21 @@ def test_the_rows_that_fit_a_time_take_it(seconds: float, at: int) -> None:
     assert MACHINE.seconds(prompt(int(n), at)) == pytest.approx(seconds, rel=0.15)
 
 
+def test_few_rows_behind_a_long_context_are_taken_to_be_slow_until_they_were_measured() -> None:
+    costs = taught()
+    costs.learn(prompt(40), 0.04)
+    n = costs.prompt_rows(0.2, 3000)
+    guess = costs.prompt_rows(0.2, 3000, few=True)
+    assert n is not None
+    assert guess is not None
+    assert guess < 0.5 * n
+    for _ in range(20):
+        costs.learn(prompt(40, 2000), 0.04)
+    measured = costs.prompt_rows(0.2, 3000, few=True)
+    assert measured is not None
+    assert measured > 100
+
+
 def test_no_row_fits_a_time_that_the_pass_alone_takes() -> None:
     assert taught().prompt_rows(0.001, 0) == 0.0
 

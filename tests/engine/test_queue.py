@@ -329,3 +329,21 @@ def test_being_parked_for_long_is_no_claim_to_the_slot_of_another() -> None:
         queue.take(one)
     assert queue.peek() is parked
     assert queue.claimant() is new[3]
+
+
+def test_requests_that_were_held_back_and_cancelled_leave_nothing() -> None:
+    """A client that sends and cancels behind a long request of its own."""
+    queue = WaitingQueue(max_running_per_client=1)
+    long = sequence("x")
+    queue.push(long)
+    queue.take(long)
+    for i in range(1000):
+        held = sequence("x", at=float(i))
+        queue.push(held)
+        queue.remove(held)
+        assert len(queue._gate._held["x"]) <= 2
+    last = sequence("x", at=2000.0)
+    queue.push(last)
+    assert queue.peek() is None
+    queue.leave(long)
+    assert queue.peek() is last

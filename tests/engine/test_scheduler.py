@@ -89,6 +89,16 @@ def test_it_does_not_where_the_streams_would_pay_more_for_its_context() -> None:
     assert all(len(plan.chunks) == 1 for plan in far)
 
 
+@pytest.mark.parametrize("outcome", [Outcome.NO_ROOM, Outcome.INVALID])
+def test_a_chunk_that_is_refused_is_tried_again_in_smaller_ones(outcome: Outcome) -> None:
+    rig = Rig(n_slots=2, n_batch=64)
+    rig.backend.outcome = lambda plan: outcome if plan.n_rows > 32 else Outcome.DONE
+    rig.add(prompt(64), max_tokens=5)
+    rig.run()
+    assert rig.failed == []
+    assert rig.tokens["r0"] == answer(prompt(64), 5)
+
+
 def test_short_prompts_in_adjacent_slots_share_a_step() -> None:
     rig = Rig(n_slots=4, n_batch=64)
     for seed, n in enumerate((10, 12, 10, 50)):

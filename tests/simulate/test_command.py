@@ -56,6 +56,8 @@ def test_json_is_one_object_with_the_same_rows(tmp_path: Path) -> None:
         (("--slots", "0"), "0 is not in the range 1<=x<=256."),
         (("--policy", "fair,lifo"), "'lifo' is not one of 'fair', 'priority', 'fcfs'."),
         (("--costs", "{"), "The costs cannot be read"),
+        (("--batching", "--trace", "tails"), "--batching takes no --trace"),
+        (("--batching", "--slots", "4"), "--batching takes no --slots"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
