@@ -8,6 +8,7 @@ mostly split them into the same passes, and chain a chunk with its decoding neig
 
 from collections.abc import Sequence as Seq
 from collections.abc import Set
+from typing import Final
 
 from runner.engine.batch import BatchPlan, Chunk, count_passes, passes
 from runner.engine.budget import PromptBudget
@@ -17,6 +18,9 @@ from runner.engine.places import aged_place
 from runner.engine.sequence import Sequence
 from runner.engine.slots import Slot, SlotPool
 
+# Of decode steps that are all alike.
+_LEARN_EVERY: Final = 8
+
 
 class RowChooser:
     """Chooses from the running sequences, and learns what the choice has cost."""
@@ -24,6 +28,8 @@ class RowChooser:
     def __init__(self, pool: SlotPool, costs: StepCosts, budget: PromptBudget) -> None:
         self._pool, self._costs, self._budget = pool, costs, budget
         self._prompt_is_due = False
+        # Rows of the last decode step that was not joined by a prompt's, and how many steps like it came since one was learned.
+        self._n_alike = self._n_unlearned = 0
 
     @property
     def prompt_is_due(self) -> bool:
@@ -46,10 +52,18 @@ class RowChooser:
         return joined if decode and self._is_cheaper(joined, decode, chunks) else chunks
 
     def learn(self, plan: BatchPlan, seconds: float) -> None:
-        """Take the time that a plan's rows took."""
-        if plan.chunks:
+        """Take the time that a plan's rows took. Of decode steps that are all alike every eighth is enough: they have no time for more."""
+        chunks = plan.chunks
+        if not chunks:
+            return
+        is_alike = len(chunks) == self._n_alike and not (chunks[0].is_prompt or chunks[-1].is_prompt or plan.kv_ops)
+        self._n_unlearned = self._n_unlearned + 1 if is_alike else 0
+        if self._n_unlearned % _LEARN_EVERY == 0:
             self._costs.learn(plan, seconds)
-            self._prompt_is_due = not all(chunk.is_prompt for chunk in plan.chunks)
+            has_decode = not all(chunk.is_prompt for chunk in chunks)
+            has_prompt = any(chunk.is_prompt for chunk in chunks)
+            self._prompt_is_due = has_decode
+            self._n_alike = 0 if has_prompt else len(chunks)
 
     def prompt_chunk(self, sequence: Sequence, n_rows: int) -> Chunk:
         """The next so many tokens of a prompt, or all that are left."""

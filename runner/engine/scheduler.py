@@ -141,8 +141,9 @@ class Scheduler:
         ops: list[KvOp] = [*self._drops, *self._repairs.values()]
         self._drops.clear()
         ops += self._park_as_told(now)
-        ops += self._place_waiting(now)
-        ops += self._preempt(now)
+        if self.waiting:
+            ops += self._place_waiting(now)
+            ops += self._preempt(now)
         if self._solo:
             return self._solo_plan(tuple(ops))
         decoding: list[Sequence] = []
