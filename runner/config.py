@@ -174,7 +174,7 @@ MODEL_SETTINGS: Final = (
     Setting(
         "prompt-chunk",
         "int",
-        "prompt tokens computed in one step while others stream; 0 is what --itl-target allows",
+        "prompt tokens computed in one step while others stream, at most; 0 is what --itl-target allows",
         default=0,
         min=0,
         max=8192,

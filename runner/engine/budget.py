@@ -55,7 +55,7 @@ class PromptBudget:
             return n
         if 0 < n_left - n < FAST_ROWS <= n_left - FAST_ROWS:
             n = min(n, n_left - FAST_ROWS)
-        if n < FAST_ROWS and decode is not None:
+        if n < FAST_ROWS and decode is not None and not self._fixed_rows:
             fitting = self._costs.prompt_rows(self._target_gap_s - self._decode_s(decode), at, few=True)
             n = n if fitting is None else min(n, max(_MULTIPLE, int(min(fitting, n))))
         return n

@@ -99,6 +99,8 @@ def test_behind_a_long_context_a_chunk_that_is_too_small_is_as_small_as_its_cost
     assert 25 <= budget.chunk_rows(60, 192, 2000, STREAMS) <= 32
     assert budget.chunk_rows(60, 192, 2000, None) == 60
     assert budget.chunk_rows(60, 192, 0, STREAMS) == 60
+    fixed = PromptBudget(costs, max_rows=512, target_gap_s=0.15, fixed_rows=192)
+    assert fixed.chunk_rows(60, 192, 2000, STREAMS) == 60
 
 
 def test_the_longest_step_is_a_full_chunk() -> None:
