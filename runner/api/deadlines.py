@@ -59,7 +59,7 @@ def _seconds(header: str, text: str) -> float:
     if not text.strip():
         return 0.0
     try:
-        seconds = float(text) if text.isascii() else math.nan
+        seconds = float(text) if text.isascii() and "_" not in text else math.nan
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= MAX_DEADLINE_S:

@@ -216,7 +216,7 @@ def test_smallest_limit_counts(config: ServerConfig, queue_s: float, total_s: fl
 
 
 @pytest.mark.parametrize("name", [TOTAL, QUEUE])
-@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", "86401", "1s", "٣"])
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", "86401", "1s", "٣", "1_0"])
 async def test_header_that_is_no_time_is_a_400_that_names_it(wire: Wire, engine: FakeEngineClient, name: str, text: str) -> None:
     reply = await wire.post(COMPLETIONS, {"prompt": "x"}, **{name: text})
     assert (reply.status, reply.error["param"]) == (400, name)
