@@ -21,7 +21,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -344,10 +344,9 @@ def main() -> None:
     models = {
         part: options.model or (published_model(name) if part in PUBLISHED else packed_model(name)) for part in options.only.split(",")
     }
-    contest = Contest(options.executable.resolve(), options.peer.resolve(), Path(), options.rounds)
-    print(f"| figure (medians of {contest.rounds} rounds) | ours | peer | ratio | target |\n|---|---|---|---|---|", flush=True)
+    print(f"| figure (medians of {options.rounds} rounds) | ours | peer | ratio | target |\n|---|---|---|---|---|", flush=True)
     for part, model in models.items():
-        for row in PARTS[part](replace(contest, model=model.resolve())):
+        for row in PARTS[part](Contest(options.executable.resolve(), options.peer.resolve(), model.resolve(), options.rounds)):
             print(row.line(), flush=True)
 
 

@@ -45,9 +45,7 @@ class Fit:
     @property
     def coefficients(self) -> Sequence[float]:
         """Seconds for one of each amount."""
-        if self._n_unsolved:
-            self._coefficients = self._solved()
-            self._n_unsolved = 0
+        self._solve()
         return self._coefficients
 
     def has_measured(self, key: Hashable) -> bool:
@@ -78,8 +76,7 @@ class Fit:
                 row[j] = _DECAY * row[j] + share * other
         self._n_unsolved += 1
         if self._n_unsolved >= _SOLVE_EVERY:
-            self._coefficients = self._solved()
-            self._n_unsolved = 0
+            self._solve()
 
     def seconds(self, amounts: Amounts, key: Hashable = None) -> float:
         """What it should take. Only after a measurement; a key without one takes the level of the last that was measured."""
@@ -88,8 +85,8 @@ class Fit:
 
     def scale(self, key: Hashable = None) -> float:
         """What the coefficients must be multiplied by to give the level, which was of amounts that they say something of."""
+        self._solve()
         at, level = self._levels.get(key) or self._levels[self._last_key]
-        assert self.coefficients
         return level / self._along(at)
 
     def _expected(self, amounts: Amounts, key: Hashable) -> float:
@@ -100,6 +97,11 @@ class Fit:
 
     def _along(self, amounts: Amounts) -> float:
         return sum(coefficient * amount for coefficient, amount in zip(self._coefficients, amounts, strict=True))
+
+    def _solve(self) -> None:
+        if self._n_unsolved:
+            self._coefficients = self._solved()
+            self._n_unsolved = 0
 
     def _solved(self) -> list[float]:
         """The normal equations, without the amounts whose coefficients would be negative."""

@@ -28,7 +28,7 @@ class RowChooser:
     def __init__(self, pool: SlotPool, costs: StepCosts, budget: PromptBudget) -> None:
         self._pool, self._costs, self._budget = pool, costs, budget
         self._prompt_is_due = False
-        # Rows of the last decode step that was not joined by a prompt's, and how many steps like it came since one was learned.
+        # Rows of the last step where it was one of streams alone, and how many steps like it came since one was learned from.
         self._n_alike = self._n_unlearned = 0
 
     @property
@@ -56,14 +56,13 @@ class RowChooser:
         chunks = plan.chunks
         if not chunks:
             return
-        is_alike = len(chunks) == self._n_alike and not (chunks[0].is_prompt or chunks[-1].is_prompt or plan.kv_ops)
+        n_prompt_rows = plan.n_prompt_rows
+        self._prompt_is_due = n_prompt_rows < plan.n_rows
+        is_alike = n_prompt_rows == 0 and len(chunks) == self._n_alike
         self._n_unlearned = self._n_unlearned + 1 if is_alike else 0
+        self._n_alike = 0 if n_prompt_rows else len(chunks)
         if self._n_unlearned % _LEARN_EVERY == 0:
             self._costs.learn(plan, seconds)
-            has_decode = not all(chunk.is_prompt for chunk in chunks)
-            has_prompt = any(chunk.is_prompt for chunk in chunks)
-            self._prompt_is_due = has_decode
-            self._n_alike = 0 if has_prompt else len(chunks)
 
     def prompt_chunk(self, sequence: Sequence, n_rows: int) -> Chunk:
         """The next so many tokens of a prompt, or all that are left."""
@@ -106,10 +105,9 @@ class RowChooser:
             return False
         if _n_passes(joined) >= _n_passes(decode) + _n_passes(prompt):
             return False
-        apart_s = [self._costs.known_decode_s(_rows_of(decode)), *map(self._pass_s, passes(prompt))]
-        together_s = [*map(self._pass_s, passes(joined))]
-        known = [seconds for seconds in apart_s + together_s if seconds is not None]
-        return len(known) == len(apart_s) + len(together_s) and sum(known[: len(apart_s)]) > sum(known[len(apart_s) :])
+        apart_s = _sum([self._costs.known_decode_s(_rows_of(decode)), *map(self._pass_s, passes(prompt))])
+        together_s = _sum([*map(self._pass_s, passes(joined))])
+        return apart_s is not None and together_s is not None and together_s < apart_s
 
     def _pass_s(self, one: tuple[int, int, int]) -> float | None:
         n_rows, n_slots, longest = one
@@ -127,6 +125,12 @@ def _rows_of(decode: Seq[Chunk]) -> Rows:
 
 def _n_passes(chunks: Seq[Chunk]) -> int:
     return count_passes([(chunk.slot_id, len(chunk.tokens)) for chunk in chunks])
+
+
+def _sum(parts: Seq[float | None]) -> float | None:
+    """None where one of them is not known."""
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
 
 
 def _run_around(slot_id: int, ids: Set[int]) -> range:
