@@ -6,7 +6,7 @@ the documentation test and `slotfile info` are made from it. No other module rea
 
 import hashlib
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -43,6 +43,8 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FlashAttn = Literal["auto", "on", "off"]
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+CACHE_TYPES: Final = get_args(CacheType)
 PolicyName = Literal["fair", "priority", "fcfs"]
 
 
@@ -59,6 +61,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     n_gpu_layers: int | None = None
     device: str | None = None
     flash_attn: FlashAttn = "auto"
+    cache_type_k: CacheType = "f16"
+    cache_type_v: CacheType = "f16"
+    swa_full: bool = False
     seed: int | None = None
     chat_template: str | None = None
     sampling: SamplingDefaults = SamplingDefaults()
@@ -106,6 +111,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout_s: float = 0.0
     request_timeout_s: float = 0.0
     drain_timeout_s: float = 0.0
+    isolate_clients: bool = False
+    is_stateless: bool = False
 
     @property
     def keys(self) -> tuple[ApiKey, ...]:
@@ -124,12 +131,15 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One option. `name` is the long option without dashes; `SLOTFILE_` plus the name in capitals is its environment variable."""
+    """One option. `name` is the long option without dashes; `SLOTFILE_` plus the name in capitals is its environment variable.
+
+    A flag is on where it is typed, and takes 1, true, 0 or false in the environment and in a manifest.
+    """
 
     name: str
-    kind: Literal["str", "int", "float", "path", "choice", "list"]
+    kind: Literal["str", "int", "float", "path", "choice", "list", "flag"]
     help: str
-    default: str | int | float | None = None
+    default: str | int | float | bool | None = None
     short: str | None = None
     choices: tuple[str, ...] = ()
     min: float | None = None
@@ -162,6 +172,20 @@ MODEL_SETTINGS: Final = (
     Setting("gpu-layers", "str", "layers to put on the GPU: auto, or a number", default="auto"),
     Setting("device", "str", "back-end device to use, as `doctor` names it; 'cpu' for none (default: the best one)"),
     Setting("flash-attn", "choice", "flash attention kernels", default="auto", choices=("auto", "on", "off")),
+    Setting("cache-type-k", "choice", "type of the keys in the KV cache", default="f16", choices=CACHE_TYPES),
+    Setting(
+        "cache-type-v",
+        "choice",
+        "type of the values in the KV cache; a quantised one needs flash attention",
+        default="f16",
+        choices=CACHE_TYPES,
+    ),
+    Setting(
+        "swa-full",
+        "flag",
+        "keep all cells of a slot in layers with a sliding window too: more memory, and every prefix can be used again",
+        default=False,
+    ),
     Setting("seed", "int", "seed for requests that bring none (default: a new one for each request)", min=0, max=2**32 - 2),
     Setting(
         "itl-target",
@@ -244,6 +268,18 @@ SERVER_SETTINGS: Final = (
     Setting("queue-timeout", "float", "seconds that a request may wait for a slot; 0 is no limit", default=0.0, min=0, max=MAX_DEADLINE_S),
     Setting("request-timeout", "float", "seconds that a request may take in all; 0 is no limit", default=0.0, min=0, max=MAX_DEADLINE_S),
     Setting("drain-timeout", "float", "seconds that running requests may go on after SIGTERM", default=0.0, min=0, max=86_400),
+    Setting(
+        "isolate-clients",
+        "flag",
+        "share computed prompts only among the requests of one API key, or of one address where no keys are set",
+        default=False,
+    ),
+    Setting(
+        "stateless",
+        "flag",
+        "share computed prompts only among the answers to one request, and forget them when it ends",
+        default=False,
+    ),
 )
 
 LOG_SETTINGS: Final = (

@@ -7,6 +7,7 @@ import pytest
 from build.fetch import Cache, fetch_model
 from runner.bundle.catalogue import find_entry, read_catalogue
 from runner.config import EngineConfig, ModelFile
+from tests.llama.recurrent import write_hybrid_gguf, write_recurrent_gguf, write_window_gguf
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -47,3 +48,27 @@ def gemma3_template() -> str:
     template = find_entry(read_catalogue(ROOT / "models.toml"), "gemma3-270m")[1].chat_template
     assert template is not None
     return template
+
+
+@pytest.fixture(scope="session")
+def recurrent_path(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Mamba of random weights with SmolLM2's vocabulary: one state a slot, no cells."""
+    path = tmp_path_factory.mktemp("recurrent") / "mamba.gguf"
+    write_recurrent_gguf(path, smollm2_path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def hybrid_path(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Jamba of random weights: layers with a state and layers with cells."""
+    path = tmp_path_factory.mktemp("hybrid") / "jamba.gguf"
+    write_hybrid_gguf(path, smollm2_path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def window_path(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Gemma 3 of random weights with a window of 32 tokens."""
+    path = tmp_path_factory.mktemp("window") / "window.gguf"
+    write_window_gguf(path, smollm2_path)
+    return path

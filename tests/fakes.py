@@ -58,6 +58,7 @@ class Reply:
     refuse: RunnerError | None = None
     fail: RunnerError | None = None
     n_prompt: int = 7
+    n_dropped: int = 0
     n_cached: int = 3
     dies_after: int | None = None
     accept_gate: asyncio.Event | None = None
@@ -158,7 +159,7 @@ class FakeEngineClient(EngineClient):
         if reply.refuse is not None:
             self._fail(run, reply.refuse)
             return
-        run.sink.on_accepted(reply.n_prompt)
+        run.sink.on_accepted(reply.n_prompt, reply.n_dropped)
         if reply.place_gate is not None:
             await reply.place_gate.wait()
         run.sink.on_placed()
@@ -170,7 +171,7 @@ class FakeEngineClient(EngineClient):
                 return
             self.n_restarts += 1
             run.n_completion = 0
-            run.sink.on_accepted(reply.n_prompt)
+            run.sink.on_accepted(reply.n_prompt, reply.n_dropped)
             run.sink.on_placed()
         await self._say(run, reply.texts)
         await _pass(reply.end_gate)

@@ -48,6 +48,8 @@ def flag(setting: Setting) -> str:
 
 def default(setting: Setting) -> str:
     """What holds when nobody says otherwise."""
+    if setting.kind == "flag":
+        return "off"
     return "" if setting.default is None else f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default)
 
 
@@ -56,7 +58,9 @@ def takes(setting: Setting) -> str:
     if setting.choices:
         return ", ".join(setting.choices)
     if setting.min is None:
-        return {"path": "file", "list": "text, several", "str": "text"}[setting.kind]
+        return {"path": "file", "list": "text, several", "str": "text", "flag": "nothing; 1, true, 0 or false in the environment"}[
+            setting.kind
+        ]
     return f"{setting.min:.0f} to {setting.max:.0f}" if setting.max is not None else f"at least {setting.min:.0f}"
 
 

@@ -1,8 +1,12 @@
 """The size of prompts, before anything is done with them: how much a request keeps in memory, and whether it can fit at all."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from runner.errors import ContextLengthExceeded
 from runner.serving.length import certainly_too_long, fewest_tokens, n_word_starts, text_bytes
 from runner.serving.protocol import ChatPrompt, ModelInfo, Prompt, TextPrompt, TokenPrompt
+from runner.serving.truncation import always_kept
 
 _TOKEN_BYTES = 5  # as msgpack writes most of them
 
@@ -26,17 +30,21 @@ def _admit(prompt: Prompt, info: ModelInfo) -> int:
         case TextPrompt(text):
             _check(text_bytes(text, info.unknown_bytes), n_word_starts(text), info, "prompt")
             return len(text)
-        case ChatPrompt(messages):
-            n_bytes = n_certain = n_starts = 0
-            for message in messages:
+        case ChatPrompt(messages, truncates):
+            n_bytes = sum(_message_bytes(message) for message in messages)
+            n_certain = n_starts = 0
+            for message in always_kept(messages) if truncates else messages:
                 content = message["content"]
-                n_bytes += len(content) + sum(len(str(value)) for key, value in message.items() if key != "content")
                 # A template may trim what it is given, and leave out an earlier answer's reasoning.
                 if message["role"] != "assistant":
                     n_certain += text_bytes(content.strip(), info.unknown_bytes)
                     n_starts += n_word_starts(content.strip())
             _check(n_certain, n_starts, info, "messages")
             return n_bytes
+
+
+def _message_bytes(message: Mapping[str, Any]) -> int:
+    return len(message["content"]) + sum(len(str(value)) for key, value in message.items() if key != "content")
 
 
 def _check(n_bytes: int, n_starts: int, info: ModelInfo, param: str) -> None:

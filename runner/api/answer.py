@@ -16,12 +16,13 @@ from runner.api.access import AccessEntry
 from runner.api.call import Call
 from runner.api.call import Choice as Sequence
 from runner.api.deadlines import deadlines
+from runner.api.domains import SESSION_HEADER, session_name
 from runner.api.errors import error_json
 from runner.api.front import Front
 from runner.api.identity import CLIENT, PART_HEADER
 from runner.api.notices import NOTICES_HEADER, wants_notices
 from runner.api.parameters import Generation
-from runner.api.responses import Answer, Choice, Result, Shape, timings, usage
+from runner.api.responses import Answer, Choice, Result, Shape, Truncation, timings, usage
 from runner.api.sse import DONE, EventStream, event
 from runner.errors import InternalError, RequestCancelled, RunnerError
 
@@ -37,13 +38,13 @@ async def answer(front: Front, request: web.Request, generation: Generation, sha
     the client leaves, this task is cancelled, and the engine hears of it at once.
     """
     entry = request[ENTRY]
-    generation = _signed(generation, request)
+    generation = _signed(front, generation, request)
     limits = deadlines(front.config, generation.queue_timeout_s, generation.timeout_s, request.headers, entry.started_at)
     has_notices = wants_notices(request.headers.get(NOTICES_HEADER))
     call = front.start(generation, entry, limits)
     try:
         await call.accepted()
-        writer = _Writer(front, generation, shape)
+        writer = _Writer(front, generation, shape, call)
         if generation.is_stream:
             return await _stream(front, request, call, writer, has_notices=has_notices)
         await call.done()
@@ -52,11 +53,13 @@ async def answer(front: Front, request: web.Request, generation: Generation, sha
         call.cancel()
 
 
-def _signed(generation: Generation, request: web.Request) -> Generation:
-    """With the owner whose share it is charged to, and the tier that this client is given."""
+def _signed(front: Front, generation: Generation, request: web.Request) -> Generation:
+    """With the owner whose share it is charged to, the tier that this client is given, and whom its cells are shared with."""
     client = request[CLIENT]
+    session = session_name(request.headers.get(SESSION_HEADER), generation.session)
+    trust = front.domains.trust(client, salt=generation.cache_salt, session=session)
     owner = client.owner(request.headers.get(PART_HEADER), generation.user)
-    return msgspec.structs.replace(generation, owner=owner, tier=client.tier(generation.tier))
+    return msgspec.structs.replace(generation, owner=owner, tier=client.tier(generation.tier), trust=trust)
 
 
 async def _stream(front: Front, request: web.Request, call: Call, writer: "_Writer", *, has_notices: bool) -> web.StreamResponse:
@@ -107,7 +110,8 @@ def _connect(call: Call, stream: EventStream, writer: "_Writer") -> None:
 class _Writer:
     """Encodes one answer: its id, time and names are the same in every chunk."""
 
-    def __init__(self, front: Front, generation: Generation, shape: Shape) -> None:
+    def __init__(self, front: Front, generation: Generation, shape: Shape, call: Call) -> None:
+        """`call` is accepted: what its prompt is made of is known."""
         self._shape = shape
         self._generation = generation
         self._id = f"{shape.id_prefix}{secrets.token_hex(12)}"
@@ -115,20 +119,26 @@ class _Writer:
         self._model = front.model().name
         self._fingerprint = front.fingerprint
         self._tier = generation.service_tier if generation.tells_tier else UNSET
+        self._truncation = Truncation(call.choices[0].n_dropped) if generation.truncates else UNSET
 
     def whole(self, call: Call) -> bytes:
         """The body of an answer that is not streamed."""
         results = _results(call)
         choices = [self._shape.whole(result) for result in results]
-        whole = self._answer(self._shape.object_name, choices)
-        return msgspec.json.encode(
-            msgspec.structs.replace(whole, usage=usage(results, self._generation.n), timings=timings(results), service_tier=self._tier)
+        whole = msgspec.structs.replace(
+            self._answer(self._shape.object_name, choices),
+            usage=usage(results, self._generation.n),
+            timings=timings(results),
+            service_tier=self._tier,
+            truncation=self._truncation,
         )
+        return msgspec.json.encode(whole)
 
     def openings(self) -> bytes:
-        """The first chunk of every choice."""
+        """The first chunk of every choice. What was dropped is said here: nothing of the answer has come yet."""
         openings = [self._shape.opening(index) for index in range(self._generation.n_choices)]
-        return b"".join(self._event(opening) for opening in openings if opening is not None)
+        chunks = [self._chunk(opening) for opening in openings if opening is not None]
+        return b"".join(event(msgspec.json.encode(msgspec.structs.replace(chunk, truncation=self._truncation))) for chunk in chunks)
 
     def emitter(self, stream: EventStream, index: int) -> Callable[[str], None]:
         """What writes a choice's text: all of a chunk but the text is encoded once, here."""

@@ -159,7 +159,7 @@ class Bounds:
         account = self._accounts.get(client) or self._open(client, now)
         self._n_bytes += _kept_bytes(generation)
         if account.bucket is not None:
-            account.charges[call] = _Charge(generation.n, generation.n_bytes // _BYTES_A_TOKEN)
+            account.charges[call] = _Charge(generation.n, self._estimated_tokens(generation))
         for choice in call.choices:
             if not choice.is_over:  # an engine that is gone refuses at once
                 self._ends.began(now)
@@ -243,6 +243,11 @@ class Bounds:
         if known_s is None:
             return self._ends.wait_s(self._clock(), n_ends=n_ends, n_tokens=n_tokens)
         return min(max(known_s, LEAST_S), MOST_S)
+
+    def _estimated_tokens(self, generation: Generation) -> int:
+        """Of all prompts, by their size; none has more than a slot holds, for a long conversation may be cut."""
+        n_tokens, info = generation.n_bytes // _BYTES_A_TOKEN, self._engine.info
+        return n_tokens if info is None else min(n_tokens, len(generation.prompts) * info.n_ctx_slot)
 
     def _settle(self, account: _Account) -> None:
         """Charge what the client's calls have used since the last time; nothing is counted while tokens come."""

@@ -22,6 +22,7 @@ class Choice:
         "is_accepted",
         "is_placed",
         "n_completion",
+        "n_dropped",
         "n_prompt",
         "placed_at",
         "request_id",
@@ -39,6 +40,7 @@ class Choice:
         self.is_placed = False
         self.placed_at = 0  # how many snapshots there had been: those do not know of its slot
         self.n_prompt = 0
+        self.n_dropped = 0
         self.n_completion = 0
         self.finished: Finished | None = None
         self.error: RunnerError | None = None
@@ -55,9 +57,9 @@ class Choice:
             self.has_sent = True
             send("".join(self.texts))
 
-    def on_accepted(self, n_prompt: int) -> None:
+    def on_accepted(self, n_prompt: int, n_dropped: int = 0) -> None:
         """See `Sink`."""
-        self.n_prompt = n_prompt
+        self.n_prompt, self.n_dropped = n_prompt, n_dropped
         self.is_accepted = True
         self.call.choice_accepted(self)
 

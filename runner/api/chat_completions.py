@@ -14,13 +14,14 @@ from runner.api.answer import answer
 from runner.api.body import read_body
 from runner.api.errors import shown
 from runner.api.front import Front
-from runner.api.parameters import Generation, generation
+from runner.api.parameters import Generation, generation, truncates
 from runner.api.responses import AssistantMessage, ChatChoice, ChatChunkChoice, ChatDelta, FinishReason, Result
 from runner.api.schemas import ChatBody, ContentPart, Message, decode
 from runner.errors import ContextLengthExceeded, InvalidRequest
 from runner.serving.protocol import ChatPrompt, ModelInfo
 
 MAX_PARTS: Final = 4096
+MAX_MESSAGES: Final = 16_384
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -35,11 +36,10 @@ def parse(body: bytes | bytearray, info: ModelInfo) -> Generation:
     chat = decode(body, ChatBody)
     if not chat.messages:
         raise InvalidRequest("'messages' is empty", param="messages")
-    if len(chat.messages) > info.n_ctx_slot:  # each costs a token at least: no need to look at them
-        text = f"There are {len(chat.messages):,} messages; a slot holds {info.n_ctx_slot:,} tokens"
-        raise ContextLengthExceeded(text, param="messages")
+    may_drop = truncates(chat)
+    _check_count(len(chat.messages), info, may_drop=may_drop)
     messages = [_message(message, f"messages[{index}]") for index, message in enumerate(chat.messages)]
-    return generation(chat, [ChatPrompt(messages)], info)
+    return generation(chat, [ChatPrompt(messages, may_drop)], info)
 
 
 class ChatShape:
@@ -64,6 +64,14 @@ class ChatShape:
     def whole(self, result: Result) -> ChatChoice:
         """See `Shape`."""
         return ChatChoice(result.index, AssistantMessage(result.text), result.finish_reason)
+
+
+def _check_count(n_messages: int, info: ModelInfo, *, may_drop: bool) -> None:
+    """Each costs a token at least: no need to look at more than fit. Those that will be dropped are looked at all the same."""
+    if n_messages > info.n_ctx_slot and not may_drop:
+        raise ContextLengthExceeded(f"There are {n_messages:,} messages; a slot holds {info.n_ctx_slot:,} tokens", param="messages")
+    if n_messages > (limit := max(MAX_MESSAGES, info.n_ctx_slot)):
+        raise InvalidRequest(f"There are {n_messages:,} messages; the limit is {limit:,}", param="messages")
 
 
 def _message(message: Message, where: str) -> dict[str, Any]:

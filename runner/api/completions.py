@@ -10,7 +10,7 @@ from runner.api.admission import check_n_tokens
 from runner.api.answer import answer
 from runner.api.body import read_body
 from runner.api.front import Front
-from runner.api.parameters import MAX_CHOICES, Generation, generation
+from runner.api.parameters import MAX_CHOICES, Generation, generation, truncates
 from runner.api.responses import FinishReason, Result, TextChoice
 from runner.api.schemas import CompletionBody, decode
 from runner.errors import InvalidRequest
@@ -26,6 +26,9 @@ async def completions(front: Front, request: web.Request) -> web.StreamResponse:
 def parse(body: bytes | bytearray, info: ModelInfo) -> Generation:
     """Check a completion body. Raises InvalidRequest that names the field."""
     completion = decode(body, CompletionBody)
+    if truncates(completion):
+        text = "'truncation' drops whole turns of a conversation, so 'auto' needs messages: use /v1/chat/completions"
+        raise InvalidRequest(text, param="truncation")
     return generation(completion, _prompts(completion.prompt, info), info, echo=bool(completion.echo))
 
 

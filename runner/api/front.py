@@ -13,6 +13,7 @@ from runner.api.access import REQUEST_ID_HEADER, AccessEntry
 from runner.api.bounds import Bounds
 from runner.api.call import Call
 from runner.api.deadlines import Deadlines
+from runner.api.domains import Domains
 from runner.api.identity import Client, Identities
 from runner.api.metrics import Metrics
 from runner.api.notices import Notices
@@ -49,6 +50,7 @@ class Front:
         self.bounds = Bounds(config, client)
         self.notices = Notices(client, self.bounds.wait_s)
         self.identities = Identities.of(config)
+        self.domains = Domains(config)
         self.started_at = int(time.time())
         self.on_request: Callable[[web.BaseRequest], None] = lambda request: None
         self.is_draining = False

@@ -18,7 +18,7 @@ from runner.errors import ConfigError, InvalidRequest
 
 PART_HEADER: Final = "X-Client-Id"
 FORWARDED_HEADER: Final = "X-Forwarded-For"
-MAX_PART_CHARS: Final = 128
+MAX_NAME_CHARS: Final = 128
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -34,7 +34,7 @@ class Client(msgspec.Struct, frozen=True):
 
     def owner(self, header: str | None, user: str) -> Owner:
         """Whose share a request is charged to: the header or the field `user` names a part of it. Raises InvalidRequest."""
-        part = _part(header, f"The header {PART_HEADER}", PART_HEADER) if header else _part(user, "'user'", "user")
+        part = checked_name(header, f"The header {PART_HEADER}", PART_HEADER) if header else checked_name(user, "'user'", "user")
         return Owner(self.name, part, self.weight)
 
     def tier(self, asked: Tier) -> Tier:
@@ -90,9 +90,10 @@ class Identities:
         return any(address in network for network in self._proxies if network.version == address.version)
 
 
-def _part(text: str, what: str, param: str) -> str:
-    if len(text) > MAX_PART_CHARS:
-        raise InvalidRequest(f"{what} has {len(text):,} characters; the limit is {MAX_PART_CHARS}", param=param)
+def checked_name(text: str, what: str, param: str) -> str:
+    """A name that a client gives something of its own. Raises InvalidRequest; `what` and `param` say where it stood."""
+    if len(text) > MAX_NAME_CHARS:
+        raise InvalidRequest(f"{what} has {len(text):,} characters; the limit is {MAX_NAME_CHARS}", param=param)
     if not text.isprintable():
         raise InvalidRequest(f"{what} is {shown(ascii(text))}; it takes printable characters", param=param)
     return text

@@ -23,6 +23,10 @@ ENGINE_COUNTERS: Final = {
     "n_cached_tokens": ("engine_cached_tokens", "Prompt tokens that were not computed again"),
     "n_moves": ("engine_slot_moves", "Sequences moved to another slot"),
     "n_parks": ("engine_parks", "Sequences that gave up their slot to another"),
+    "n_forks": ("engine_forks", "Prefixes copied from one slot to another"),
+    "n_saves": ("engine_saves", "Slots' states saved to host memory"),
+    "n_loads": ("engine_loads", "States loaded from host memory"),
+    "n_violations": ("kv_violations", "Slots that were emptied because their cells were not what their tokens say"),
     "decode_s": ("engine_decode_seconds", "Time in llama_decode"),
     "sample_s": ("engine_sample_seconds", "Time in samplers"),
     "move_s": ("engine_move_seconds", "Time moving cells"),
@@ -135,7 +139,11 @@ def _slot_metrics(client: EngineClient) -> Iterator[Family]:
     yield gauge("slotfile_requests_waiting", "Sequences that wait for a slot", max(0, client.n_live - n_running))
     if client.snapshot is not None:
         yield gauge("slotfile_requests_parked", "Sequences that gave up their slot and wait for the next", client.snapshot.n_parked)
-        yield gauge("slotfile_kv_parked_bytes", "Host memory that their cells take", client.snapshot.parked_bytes)
+        yield gauge("slotfile_kv_parked_bytes", "Host memory that their cells take", client.snapshot.host.parked_bytes)
+        host = client.snapshot.host
+        yield gauge("slotfile_kv_host_states", "Saved states of slots in host memory", host.n_states)
+        yield gauge("slotfile_kv_host_bytes", "Host memory that saved states and checkpoints take", host.used_bytes)
+        yield gauge("slotfile_kv_host_limit_bytes", "Host memory that they may take", host.limit_bytes)
     if client.info is not None:
         n_cells = client.info.n_slots * client.info.n_ctx_slot
         usage = sum(slot.n_cells for slot in slots) / n_cells

@@ -1,8 +1,8 @@
 """The fields that chat and text completions share, checked and turned into what the engine takes.
 
 What is accepted beyond OpenAI: `top_k` (-1 and 0 are off), `min_p`, `repeat_penalty`, `repeat_last_n` (-1 is the whole
-context), `ignore_eos`, `cache_prompt`, `priority` (lower goes first), `timeout` and `queue_timeout` (seconds). What is
-narrower: `seed` is 0 to 2^63 - 1, `n` is 1 to 8, `stop` takes 16 texts.
+context), `ignore_eos`, `cache_prompt`, `cache_salt`, `priority` (lower goes first), `timeout` and `queue_timeout` (seconds), and from the
+Responses API `truncation`. What is narrower: `seed` is 0 to 2^63 - 1, `n` is 1 to 8, `stop` takes 16 texts.
 """
 
 from typing import Final, TypeVar
@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from runner.api.admission import admit_prompts
+from runner.api.domains import Trust, checked_salt
 from runner.api.errors import shown
 from runner.api.schemas import GenerationBody, plain
 from runner.config import MAX_DEADLINE_S
@@ -79,7 +80,8 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """A request body after all checks. Choice `i` of the answer belongs to prompt `i // n`; `n_bytes` are those of all prompts.
 
-    `tier` is the one asked for until the request's client is known, which sets `owner` too. `tells_tier`: the answer names it.
+    `tier` is the one asked for until the request's client is known, which sets `owner` and `trust` too. `tells_tier`: the answer names it.
+    `truncates`: oldest turns may go, and the answer says how many messages did. `session` is a name that the client gave.
     """
 
     prompts: list[Prompt]
@@ -96,7 +98,11 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     tier: Tier = Tier.NORMAL
     tells_tier: bool = False
     user: str = ""
+    cache_salt: str = ""
+    session: str = ""
+    truncates: bool = False
     owner: Owner = NOBODY
+    trust: Trust = Trust()
     timeout_s: float = 0.0
     queue_timeout_s: float = 0.0
 
@@ -124,6 +130,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
             echo=self.echo,
             tier=self.tier,
             owner=self.owner,
+            domain=self.trust.domain,
+            session=self.trust.session,
+            is_stateless=self.trust.is_stateless,
         )
 
 
@@ -151,6 +160,9 @@ def generation(body: GenerationBody, prompts: list[Prompt], info: ModelInfo, *, 
         tier=_tier(body),
         tells_tier=body.service_tier is not None or body.priority is not None,
         user=body.user or "",
+        cache_salt=checked_salt(body.cache_salt or ""),
+        session=body.prompt_cache_key or "",
+        truncates=truncates(body),
         timeout_s=body.timeout or 0.0,
         queue_timeout_s=body.queue_timeout or 0.0,
     )
@@ -176,6 +188,13 @@ def _instead(harmless: tuple[object, ...]) -> str:
     """What is accepted, where that is more than nothing."""
     values = [msgspec.json.encode(value).decode() for value in harmless if value]
     return f", except {' and '.join(values)}" if values else ""
+
+
+def truncates(body: GenerationBody) -> bool:
+    """Whether oldest turns may go. Raises InvalidRequest."""
+    if body.truncation not in (None, "auto", "disabled"):
+        raise InvalidRequest(f"'truncation' is {shown(body.truncation)!r}; it takes auto, disabled", param="truncation")
+    return body.truncation == "auto"
 
 
 def _tier(body: GenerationBody) -> Tier:

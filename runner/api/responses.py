@@ -1,6 +1,7 @@
 """Answers as the wire has them: OpenAI's objects, field by field.
 
-`timings` (llama.cpp's name and fields, plus `queue_ms`, `parked_ms`, `ttft_ms` and `total_ms`) is an addition that OpenAI's clients ignore.
+`timings` (llama.cpp's name and fields, plus `queue_ms`, `parked_ms`, `ttft_ms` and `total_ms`) and `truncation` are additions that OpenAI's
+clients ignore.
 """
 
 from typing import Literal, Protocol
@@ -90,6 +91,12 @@ class TextChoice(msgspec.Struct, frozen=True):
 Choice = ChatChoice | ChatChunkChoice | TextChoice
 
 
+class Truncation(msgspec.Struct, frozen=True):
+    """What went of a conversation that was too long: so many messages after the system's at its start."""
+
+    dropped_messages: int
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """A whole answer or one chunk of it; what is UNSET is left out."""
 
@@ -102,6 +109,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
     service_tier: str | UnsetType = UNSET
+    truncation: Truncation | UnsetType = UNSET
 
 
 class Result(msgspec.Struct, frozen=True):

@@ -45,6 +45,9 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     cache_prompt: bool | None = None
     user: str | None = None
+    cache_salt: str | None = None
+    prompt_cache_key: str | None = None
+    truncation: str | None = None
     service_tier: str | None = None
     priority: int | None = None
     timeout: float | None = None

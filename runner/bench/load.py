@@ -13,13 +13,22 @@ WORDS = ("river", "stone", "copper", "garden", "window", "silver", "market", "en
 STORY = "Write a long story."
 TIMEOUT_S = 600
 
+Message = dict[str, str]
+Prompt = str | list[Message]
+
 
 @dataclass(slots=True)
 class Stream:
-    """One streamed answer: when it was asked for and when each piece of text came (seconds, one clock)."""
+    """One streamed answer: when it was asked for and when each piece of text came (seconds, one clock).
+
+    Of the `n_prompt` tokens of its prompt, `n_cached` were not computed again.
+    """
 
     asked_at: float
     stamps: list[float] = field(default_factory=list)
+    text: str = ""
+    n_prompt: int = 0
+    n_cached: int = 0
     n_tokens: int = 0
     status: int = 0
     parked_s: float = 0.0
@@ -36,8 +45,14 @@ class Stream:
         return [b - a for a, b in zip(self.stamps, self.stamps[1:], strict=False)]
 
 
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int = 0
+
+
 class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
     completion_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
 
 
 class _Timings(msgspec.Struct):
@@ -188,14 +203,14 @@ class Load:
     async def stream(
         self,
         session: aiohttp.ClientSession,
-        prompt: str,
+        prompt: Prompt,
         n_tokens: int,
         *,
         tier: str | None = None,
         key: str | None = None,
         begun: asyncio.Event | None = None,
     ) -> Stream:
-        """One streamed chat answer of exactly `n_tokens`. `begun` is set at its first text."""
+        """One streamed chat answer of exactly `n_tokens` to messages, or to one of the user. `begun` is set at its first text."""
         found = Stream(time.perf_counter())
         body = _body(prompt, n_tokens) | ({"service_tier": tier} if tier is not None else {})
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
@@ -208,12 +223,14 @@ class Load:
                 chunk = _chunks.decode(line[6:])
                 if chunk.choices and chunk.choices[0].delta.content:
                     found.stamps.append(time.perf_counter())
+                    found.text += chunk.choices[0].delta.content
                     if begun is not None:
                         begun.set()
                 if chunk.timings is not None:
                     found.parked_s, found.total_s = chunk.timings.parked_ms / 1000, chunk.timings.total_ms / 1000
                 if chunk.usage is not None:
-                    found.n_tokens = chunk.usage.completion_tokens
+                    found.n_prompt, found.n_tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
+                    found.n_cached = chunk.usage.prompt_tokens_details.cached_tokens if chunk.usage.prompt_tokens_details else 0
         return found
 
     async def _flood(self, session: aiohttp.ClientSession, per_second: float, n_words: int) -> None:
@@ -247,10 +264,10 @@ class Load:
         return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), read_bufsize=2**16)
 
 
-def _body(prompt: str, n_tokens: int) -> dict[str, object]:
+def _body(prompt: Prompt, n_tokens: int) -> dict[str, object]:
     return {
         "model": "default",
-        "messages": [{"role": "user", "content": prompt}],
+        "messages": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
         "max_tokens": n_tokens,
         "stream": True,
         "stream_options": {"include_usage": True},

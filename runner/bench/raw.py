@@ -35,6 +35,7 @@ class Unsampled:
     def __init__(self, backend: LlamaBackend, token: int) -> None:
         self._token = token
         self.apply, self.decode, self.n_cells, self.open_sampler = backend.apply, backend.decode, backend.n_cells, backend.open_sampler
+        self.broken_invariant = backend.broken_invariant
 
     def sample(self, plan: BatchPlan) -> list[int]:
         """The fixed token, a chunk with logits each."""

@@ -9,7 +9,8 @@ from runner.config import MODEL_SETTINGS, SERVER_SETTINGS, SamplingDefaults, Set
 from runner.errors import ConfigError
 
 # A path means another machine's files, and `model` would replace the very model it travels with.
-PORTABLE_KINDS: Final = ("str", "int", "float", "choice")
+PORTABLE_KINDS: Final = ("str", "int", "float", "choice", "flag")
+FLAGS: Final = {"1": True, "true": True, "0": False, "false": False}
 
 
 def parse_arguments(texts: tuple[str, ...]) -> dict[str, Argument]:
@@ -37,12 +38,21 @@ def _parse(text: str) -> tuple[str, Argument]:
 def _of_setting(setting: Setting, value: str) -> Argument:
     if setting.kind == "choice" and value not in setting.choices:
         raise ConfigError(f"{setting.name} is {value!r}; it takes {', '.join(setting.choices)}")
+    if setting.kind == "flag":
+        return _flag(setting.name, value)
     if setting.kind not in ("int", "float"):
         return value
     number = _number(setting.name, value, is_whole=setting.kind == "int")
     if (setting.min is not None and number < setting.min) or (setting.max is not None and number > setting.max):
         raise ConfigError(f"{setting.name} is {value}; it takes {_range(setting)}")
     return number
+
+
+def _flag(name: str, value: str) -> bool:
+    flag = FLAGS.get(value.lower())
+    if flag is None:
+        raise ConfigError(f"{name} is {value!r}; it takes {', '.join(FLAGS)}")
+    return flag
 
 
 def _number(name: str, value: str, *, is_whole: bool) -> int | float:

@@ -192,6 +192,11 @@ class Header:
         """Weights in all tensors."""
         return sum(tensor.n_elements for tensor in self.tensors)
 
+    @cached_property
+    def weights_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.n_bytes for tensor in self.tensors)
+
     @property
     def split_count(self) -> int:
         """Files that the model is split into; 1 for a whole one."""
@@ -214,11 +219,12 @@ class Header:
         """Key/value heads of each layer: fewer than heads under grouped-query attention."""
         return self._per_layer("attention.head_count_kv", self.head_counts)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of one KV cell over all layers with f16 keys and values; an upper bound where layers have sliding windows."""
-        per_head = self._head_length("attention.key_length") + self._head_length("attention.value_length")
-        return 2 * per_head * sum(self.kv_head_counts)
+    def head_length(self, which: str) -> int:
+        """Numbers in a head's `key` or `value`. Raises ModelDamaged."""
+        if self.of_architecture(f"attention.{which}_length") is not None:
+            return self.positive(f"attention.{which}_length")
+        n_heads = max(self.head_counts)
+        return self.n_embd // n_heads if n_heads else 0
 
     def text(self, key: str) -> str | None:
         """A string of the metadata, or None."""
@@ -235,6 +241,10 @@ class Header:
         if isinstance(found, bool) or not isinstance(found, int) or not 0 < found < 1 << 31:
             raise ModelDamaged(f"The GGUF's {self.architecture}.{name} is {shown(found)}; it must be a whole number above 0")
         return found
+
+    def number(self, name: str) -> int:
+        """The same where the file states it, else 0. Raises ModelDamaged."""
+        return self.positive(name) if self.of_architecture(name) not in (None, 0) else 0
 
     def check_usable(self) -> None:
         """Whether a language model can be loaded from this file alone. Raises ModelDamaged."""
@@ -254,7 +264,8 @@ class Header:
             raise ModelDamaged("The GGUF holds no tensors: it is a vocabulary, not a language model")
         for name in ("block_count", "context_length", "embedding_length"):
             self.positive(name)
-        _ = self.kv_bytes_per_token  # raises where the head counts make no sense
+        # These raise where the head counts make no sense.
+        _ = self.kv_head_counts, self.head_length("key"), self.head_length("value")
 
     def _per_layer(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
         found = self.of_architecture(name)
@@ -266,12 +277,6 @@ class Header:
                 f"The GGUF's {self.architecture}.{name} is {shown(found)}; it must be a number, or {self.block_count} numbers"
             )
         return tuple(count for count in counts[: self.block_count] if isinstance(count, int))
-
-    def _head_length(self, name: str) -> int:
-        if self.of_architecture(name) is not None:
-            return self.positive(name)
-        n_heads = max(self.head_counts)
-        return self.n_embd // n_heads if n_heads else 0
 
 
 def shown(value: object) -> str:

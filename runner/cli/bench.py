@@ -10,7 +10,20 @@ from runner.config import MODEL_SETTINGS
 if TYPE_CHECKING:
     from runner.bench.report import Report
 
-SETTINGS: Final = ("model", "slots", "ctx", "threads", "threads-batch", "batch", "flash-attn", "device", "gpu-layers")
+SETTINGS: Final = (
+    "model",
+    "slots",
+    "ctx",
+    "threads",
+    "threads-batch",
+    "batch",
+    "gpu-layers",
+    "device",
+    "flash-attn",
+    "cache-type-k",
+    "cache-type-v",
+    "swa-full",
+)
 
 
 @click.command()
@@ -35,7 +48,7 @@ def measured(ctx: click.Context, n_prompt: int, n_steps: int) -> "Report":
     from runner.bench.raw import RawBench  # help needs none of it
     from runner.bench.report import report
     from runner.bundle.cpu_library import unpack_own_cpu_library
-    from runner.cli.options import chosen_model, known
+    from runner.cli.options import cache_type, chosen_model, known
     from runner.config import EngineConfig, FlashAttn, parse_gpu_layers
 
     model, chosen = chosen_model(ctx)
@@ -51,5 +64,8 @@ def measured(ctx: click.Context, n_prompt: int, n_steps: int) -> "Report":
         n_gpu_layers=parse_gpu_layers(known(chosen.text("gpu-layers"))),
         device=chosen.text("device"),
         flash_attn=msgspec.convert(chosen.text("flash-attn"), FlashAttn),
+        cache_type_k=cache_type(chosen, "cache-type-k"),
+        cache_type_v=cache_type(chosen, "cache-type-v"),
+        swa_full=chosen.flag("swa-full"),
     )
     return report(RawBench(config), n_prompt, n_steps)

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Final
 
 from runner.api.listen import bind, urls
-from runner.bundle.gguf import read_header
 from runner.bundle.pack import verify
 from runner.cli.model import ChosenModel
 from runner.cli.state import state_dir
-from runner.config import ServerConfig
-from runner.errors import RunnerError
+from runner.config import EngineConfig, ServerConfig
+from runner.engine.capacity import SlotMemory, Wanted, choose_capacity
+from runner.errors import ConfigError, RunnerError
 from runner.serving.machine import available_memory, cgroup_cpus, physical_cores, usable_threads
+from runner.terminal.render import counted, kv_text
 
 GIB: Final = 1 << 30
 MIB: Final = 1 << 20
@@ -97,8 +98,7 @@ def check_port(config: ServerConfig) -> Check:
 
 def check_model(model: ChosenModel) -> Check:
     """What the header says, and for a model inside an executable the hash of all its bytes."""
-    header = read_header(model.file)
-    words = [f"{model.name}: {header.architecture} {header.file_type}, {model.file.length / MIB:,.0f} MiB"]
+    words = [f"{model.name}: {model.header.architecture} {model.header.file_type}, {model.file.length / MIB:,.0f} MiB"]
     if model.bundle is not None:
         words.append(f"at offset {model.file.offset:,} of {Path(model.file.path).name}")
         try:
@@ -107,3 +107,20 @@ def check_model(model: ChosenModel) -> Check:
             return Check("model", Status.FAIL, error.message)
         words.append("hash as in the manifest")
     return Check("model", Status.OK, ", ".join(words))
+
+
+def check_kv_cache(model: ChosenModel, config: EngineConfig) -> Check:
+    """The slots that would be made in this machine's memory, and what their cells take. The memory of a GPU is not looked at."""
+    header = model.header
+    try:
+        capacity = choose_capacity(
+            Wanted(config.n_slots, config.n_ctx_slot),
+            n_ctx_train=header.n_ctx_train,
+            slot=SlotMemory.of(header, config),
+            weights_bytes=header.weights_bytes,
+            memory_bytes=available_memory(),
+        )
+    except ConfigError as error:
+        return Check("kv cache", Status.NOTE, error.message, error.hint)
+    slots = f"{counted(capacity.n_slots, 'slot')} x {capacity.n_ctx_slot:,} tokens"
+    return Check("kv cache", Status.OK, f"{slots}, {kv_text(capacity.kv_bytes, config)}")

@@ -74,7 +74,7 @@ def try_model(ctx: click.Context, report: Report) -> int:
     """Find the model, load it, let it answer; what fails is the last that is reported. Not 0 where a signal ended it."""
     import msgspec
 
-    from runner.cli.checks import Check, Status, check_model
+    from runner.cli.checks import Check, Status, check_kv_cache, check_model
     from runner.cli.launch import set_up_log
     from runner.cli.options import chosen_model, engine_config
     from runner.cli.session import Session
@@ -84,10 +84,11 @@ def try_model(ctx: click.Context, report: Report) -> int:
     trial = Trial(report.add)
     try:
         model, chosen = chosen_model(ctx)
-        config = trial_config(engine_config(model, chosen))
+        config = engine_config(model, chosen)
         set_up_log(chosen, is_quiet=True)
         report.add(check_model(model))
-        exit_code = Session(config, trial).run()
+        report.add(check_kv_cache(model, config))
+        exit_code = Session(trial_config(config), trial).run()
     except RunnerError as error:
         report.add(Check("model", Status.FAIL, error.message, error.hint))
         return 0

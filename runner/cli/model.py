@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.bundle.gguf import read_header
+from runner.bundle.header import Header
 from runner.bundle.locate import Bundle, current_bundle, find_bundle
 from runner.bundle.manifest import Argument
 from runner.config import ModelFile
@@ -16,6 +17,7 @@ class ChosenModel:
 
     file: ModelFile
     name: str
+    header: Header
     arguments: dict[str, Argument] = field(default_factory=dict)
     chat_template: str | None = None
     bundle: Bundle | None = None
@@ -26,9 +28,7 @@ def choose_model(path: Path | None) -> ChosenModel:
 
     Its header is checked here, before native code sees it. Raises ConfigError and ModelDamaged.
     """
-    model = _own_model() if path is None else _model_at(path)
-    read_header(model.file).check_usable()
-    return model
+    return _own_model() if path is None else _model_at(path)
 
 
 def _own_model() -> ChosenModel:
@@ -42,11 +42,19 @@ def _model_at(path: Path) -> ChosenModel:
     bundle = find_bundle(path)
     if bundle is not None:
         return _model_in(bundle)
-    return ChosenModel(ModelFile(str(path.absolute()), 0, path.stat().st_size), path.stem)
+    file = ModelFile(str(path.absolute()), 0, path.stat().st_size)
+    return ChosenModel(file, path.stem, _checked_header(file))
 
 
 def _model_in(bundle: Bundle) -> ChosenModel:
     if bundle.model is None or bundle.manifest is None:
         raise ConfigError(f"{bundle.path.name} holds no model", hint="-m FILE.gguf names one")
     manifest = bundle.manifest
-    return ChosenModel(bundle.model, manifest.name, dict(manifest.arguments), manifest.chat_template, bundle)
+    header = _checked_header(bundle.model)
+    return ChosenModel(bundle.model, manifest.name, header, dict(manifest.arguments), manifest.chat_template, bundle)
+
+
+def _checked_header(file: ModelFile) -> Header:
+    header = read_header(file)
+    header.check_usable()
+    return header

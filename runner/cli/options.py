@@ -11,15 +11,16 @@ from typing import Any, Final, TypeVar
 import click
 import msgspec
 
+from runner.bundle.kv_cells import check_cache_types
 from runner.bundle.manifest import Argument
 from runner.cli.keys import check_api_keys, read_key_file
 from runner.cli.model import ChosenModel, choose_model
-from runner.config import EngineConfig, FlashAttn, PolicyName, SamplingDefaults, ServerConfig, Setting, parse_gpu_layers
+from runner.config import CacheType, EngineConfig, FlashAttn, PolicyName, SamplingDefaults, ServerConfig, Setting, parse_gpu_layers
 from runner.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., object])
 Given = TypeVar("Given", str, int, float)
-Value = str | int | float | Path | tuple[str, ...] | None
+Value = str | int | float | bool | Path | tuple[str, ...] | None
 
 METAVARS: Final = {"int": "N", "float": "X", "path": "FILE", "str": "TEXT", "list": "TEXT"}
 MAX_TEMPLATE_BYTES: Final = 1 << 20
@@ -74,6 +75,7 @@ def _option(setting: Setting) -> Callable[[Function], Function]:
         type=_type(setting),
         default=None if is_list else setting.default,
         multiple=is_list,
+        is_flag=setting.kind == "flag",
         metavar=METAVARS.get(setting.kind),
         envvar=setting.env,
         show_default=setting.default is not None,
@@ -91,6 +93,8 @@ def _type(setting: Setting) -> click.ParamType[Any]:
             return click.Choice(setting.choices)
         case "path":
             return click.Path(path_type=Path)
+        case "flag":
+            return click.BOOL
         case _:
             return click.STRING
 
@@ -139,6 +143,12 @@ class Chosen:
         assert value is None or isinstance(value, float | int)
         return value
 
+    def flag(self, name: str) -> bool:
+        """A setting of kind flag."""
+        value = self.value(name)
+        assert isinstance(value, bool)
+        return value
+
     def path(self, name: str) -> Path | None:
         """A setting of kind path."""
         value = self.value(name)
@@ -169,7 +179,7 @@ def chosen_model(ctx: click.Context) -> tuple[ChosenModel, Chosen]:
 
 def engine_config(model: ChosenModel, chosen: Chosen) -> EngineConfig:
     """What the engine process is told. Raises ConfigError."""
-    return EngineConfig(
+    config = EngineConfig(
         model=model.file,
         model_name=model.name,
         n_slots=chosen.number("slots"),
@@ -180,6 +190,9 @@ def engine_config(model: ChosenModel, chosen: Chosen) -> EngineConfig:
         n_gpu_layers=parse_gpu_layers(known(chosen.text("gpu-layers"))),
         device=chosen.text("device"),
         flash_attn=msgspec.convert(chosen.text("flash-attn"), FlashAttn),
+        cache_type_k=cache_type(chosen, "cache-type-k"),
+        cache_type_v=cache_type(chosen, "cache-type-v"),
+        swa_full=chosen.flag("swa-full"),
         seed=chosen.number("seed"),
         itl_target_s=known(chosen.real("itl-target")),
         prompt_chunk=known(chosen.number("prompt-chunk")),
@@ -190,6 +203,8 @@ def engine_config(model: ChosenModel, chosen: Chosen) -> EngineConfig:
         chat_template=_chat_template(model, chosen.path("chat-template")),
         sampling=sampling_defaults(model.arguments, chosen.real("temperature")),
     )
+    check_cache_types(model.header, config)
+    return config
 
 
 def server_config(chosen: Chosen) -> ServerConfig:
@@ -210,7 +225,15 @@ def server_config(chosen: Chosen) -> ServerConfig:
         queue_timeout_s=known(chosen.real("queue-timeout")),
         request_timeout_s=known(chosen.real("request-timeout")),
         drain_timeout_s=known(chosen.real("drain-timeout")),
+        isolate_clients=chosen.flag("isolate-clients"),
+        is_stateless=chosen.flag("stateless"),
     )
+
+
+def cache_type(chosen: Chosen, name: str) -> CacheType:
+    """The type of keys or values in the KV cache."""
+    found: CacheType = msgspec.convert(chosen.text(name), CacheType)
+    return found
 
 
 def known(value: Given | None) -> Given:

@@ -35,3 +35,6 @@ class Backend(Protocol):
 
     def n_cells(self, slot_id: int) -> int:
         """How many cells the slot really has: 0 when empty, else the largest position + 1."""
+
+    def broken_invariant(self, slot_id: int, n_tokens: int) -> str | None:
+        """What does not hold of a slot that should have the cells of so many tokens, as a sentence; None where all does."""

@@ -1,7 +1,11 @@
 """How many slots of which size fit the memory of this machine."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
+from runner.bundle.header import Header
+from runner.bundle.kv_cells import cell_bytes
+from runner.config import EngineConfig
 from runner.errors import ConfigError
 
 DEFAULT_SLOTS = 4
@@ -14,6 +18,8 @@ CHOSEN_SHARE = 0.5
 # Compute buffers and the program itself.
 RESERVE_BYTES = 192 * 1024 * 1024
 MIB = 1024 * 1024
+# More than any model or memory holds.
+MOST_CELLS = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +45,38 @@ def padded(n_ctx: int) -> int:
     return -(-n_ctx // CTX_MULTIPLE) * CTX_MULTIPLE
 
 
-def choose_capacity(wanted: Wanted, *, n_ctx_train: int, cell_bytes: int, weights_bytes: int, memory_bytes: int) -> Capacity:
+@dataclass(frozen=True, slots=True)
+class SlotMemory:
+    """What the cells of a slot take, as llama.cpp allocates them (src/llama-kv-cache-iswa.cpp).
+
+    `full_bytes` a token, and `window_bytes` for the last tokens that fit `n_window` cells.
+    """
+
+    full_bytes: int
+    window_bytes: int = 0
+    n_window: int = 0
+
+    @classmethod
+    def of(cls, header: Header, config: EngineConfig) -> "SlotMemory":
+        """By the model and the types that were chosen. Raises ModelDamaged."""
+        cell = cell_bytes(header, config)
+        return cls(cell.full, cell.window, padded(cell.n_swa + config.n_batch))
+
+    def n_bytes(self, n_ctx: int) -> int:
+        """Bytes of a slot of `n_ctx` tokens."""
+        n_cells = padded(n_ctx)
+        return n_cells * self.full_bytes + min(n_cells, self.n_window) * self.window_bytes
+
+    def most_tokens(self, n_bytes: int) -> int:
+        """Tokens of the largest slot that fits, in whole multiples; 0 where none does."""
+        sizes = range(0, MOST_CELLS, CTX_MULTIPLE)
+        return sizes[bisect_right(sizes, n_bytes, key=self.n_bytes) - 1]
+
+
+def choose_capacity(wanted: Wanted, *, n_ctx_train: int, slot: SlotMemory, weights_bytes: int, memory_bytes: int) -> Capacity:
     """Fit slots and context into `memory_bytes`. What was asked for is never made smaller: it fits or ConfigError says why not.
 
-    `cell_bytes` is K and V of one token over all layers; `memory_bytes` is what is free where the cells will lie.
+    `memory_bytes` is what is free where weights and cells will lie.
     """
     room = memory_bytes - weights_bytes - RESERVE_BYTES
     train = n_ctx_train or DEFAULT_CTX
@@ -50,17 +84,17 @@ def choose_capacity(wanted: Wanted, *, n_ctx_train: int, cell_bytes: int, weight
     n_ctx = wanted.n_ctx_slot or min(DEFAULT_CTX, train)
     notes: list[str] = []
     if wanted.n_ctx_slot is None:
-        while n_ctx > SMALLEST_DEFAULT_CTX and n_slots * padded(n_ctx) * cell_bytes > room * CHOSEN_SHARE:
+        while n_ctx > SMALLEST_DEFAULT_CTX and n_slots * slot.n_bytes(n_ctx) > room * CHOSEN_SHARE:
             n_ctx = max(SMALLEST_DEFAULT_CTX, n_ctx // 2)
     if wanted.n_slots is None:
-        while n_slots > 1 and n_slots * padded(n_ctx) * cell_bytes > room * CHOSEN_SHARE:
+        while n_slots > 1 and n_slots * slot.n_bytes(n_ctx) > room * CHOSEN_SHARE:
             n_slots -= 1
-    kv_bytes = n_slots * padded(n_ctx) * cell_bytes
+    kv_bytes = n_slots * slot.n_bytes(n_ctx)
     if kv_bytes > max(0, room):
         raise ConfigError(
             f"{n_slots} slots of {n_ctx:,} tokens need {kv_bytes // MIB:,} MiB for the KV cache beside {weights_bytes // MIB:,} MiB of "
             f"weights, and {max(0, memory_bytes) // MIB:,} MiB of memory are free",
-            hint=_what_fits(n_slots, cell_bytes, max(0, room)),
+            hint=_what_fits(n_slots, slot, max(0, room)),
         )
     if wanted.n_ctx_slot is None:
         why = (
@@ -78,10 +112,9 @@ def choose_capacity(wanted: Wanted, *, n_ctx_train: int, cell_bytes: int, weight
     return Capacity(n_slots, n_ctx, kv_bytes, tuple(notes))
 
 
-def _what_fits(n_slots: int, cell_bytes: int, room: int) -> str | None:
+def _what_fits(n_slots: int, slot: SlotMemory, room: int) -> str | None:
     """Options that would fit: as many of the wanted slots as can hold the smallest context that is of use."""
-    n_cells = room // max(1, cell_bytes)
-    n_slots = min(n_slots, n_cells // SMALLEST_DEFAULT_CTX)
+    n_slots = min(n_slots, room // max(1, slot.n_bytes(SMALLEST_DEFAULT_CTX)))
     if n_slots == 0:
         return None
-    return f"--slots {n_slots} --ctx {n_cells // n_slots // CTX_MULTIPLE * CTX_MULTIPLE}"
+    return f"--slots {n_slots} --ctx {slot.most_tokens(room // n_slots)}"

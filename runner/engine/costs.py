@@ -88,6 +88,12 @@ class StepCosts:
         fit = self._fit_of(rows.n_rows)
         return fit.seconds(rows.amounts) if fit.has_learned else None
 
+    def prompt_row_s(self) -> float | None:
+        """A row of a prompt behind a short context, about, in chunks of the size that was seen."""
+        rows = Rows(4 * FAST_ROWS, 1, 4 * FAST_ROWS) if self._prompt.has_learned else Rows(FAST_ROWS // 2, 1, FAST_ROWS)
+        seconds = self.prompt_s(rows)
+        return None if seconds is None else seconds / rows.n_rows
+
     def move_s(self, n_bytes: int) -> float | None:
         """To copy cells of so many bytes once."""
         return self._move.seconds((float(n_bytes),)) if self._move.has_learned else None

@@ -13,10 +13,11 @@ from typing import Final
 from runner.engine.batch import BatchPlan, Chunk, count_passes, passes
 from runner.engine.budget import PromptBudget
 from runner.engine.capacity import padded
+from runner.engine.cells import Slot
 from runner.engine.costs import Rows, StepCosts
-from runner.engine.places import aged_place
+from runner.engine.following import Following
 from runner.engine.sequence import Sequence
-from runner.engine.slots import Slot, SlotPool
+from runner.engine.slots import SlotPool
 
 # Of decode steps that are all alike.
 _LEARN_EVERY: Final = 8
@@ -25,8 +26,12 @@ _LEARN_EVERY: Final = 8
 class RowChooser:
     """Chooses from the running sequences, and learns what the choice has cost."""
 
-    def __init__(self, pool: SlotPool, costs: StepCosts, budget: PromptBudget) -> None:
-        self._pool, self._costs, self._budget = pool, costs, budget
+    def __init__(
+        self, pool: SlotPool, costs: StepCosts, budget: PromptBudget, following: Following, *, stops_before_last: bool = False
+    ) -> None:
+        """`stops_before_last`: the last token of a prompt is a chunk of its own, so that a checkpoint can be taken before it."""
+        self._pool, self._costs, self._budget, self._following = pool, costs, budget, following
+        self._stops_before_last = stops_before_last
         self._prompt_is_due = False
         # Rows of the last step where it was one of streams alone, and how many steps like it came since one was learned from.
         self._n_alike = self._n_unlearned = 0
@@ -42,7 +47,7 @@ class RowChooser:
 
     def prompt_chunks(self, prefilling: list[Sequence], decoding: Seq[Sequence]) -> list[Chunk]:
         """Prompts, beside the streams where that is cheaper than a step of their own."""
-        prefilling.sort(key=aged_place)
+        prefilling.sort(key=self._following.place_of)
         decode = self.decode_chunks(decoding)
         first = self._slot_of(prefilling[0])
         beside = _rows_of(decode) if decode else None
@@ -69,7 +74,7 @@ class RowChooser:
         slot = self._slot_of(sequence)
         pos = len(slot.tokens)
         script = sequence.script
-        end = min(len(script), pos + n_rows)
+        end = min(self._stop_of(sequence, pos), pos + n_rows)
         return Chunk(slot.slot_id, pos, script[pos:end], has_logits=end == len(script) and sequence.pending is None, is_prompt=True)
 
     def decode_chunk(self, sequence: Sequence) -> Chunk:
@@ -77,6 +82,13 @@ class RowChooser:
         slot = self._slot_of(sequence)
         assert sequence.pending is not None
         return Chunk(slot.slot_id, len(slot.tokens), (sequence.pending,), has_logits=True)
+
+    def _stop_of(self, sequence: Sequence, pos: int) -> int:
+        """Where the chunk behind `pos` must end."""
+        n_script = len(sequence.script)
+        end = n_script - 1 if self._stops_before_last and pos < n_script - 1 else n_script
+        stop = self._following.next_stop(sequence, pos)
+        return end if stop is None else min(end, stop)
 
     def _adjacent_chunks(self, prefilling: Seq[Sequence], n_rows: int, beside: Rows | None) -> list[Chunk]:
         """The first prompt's chunk, and of prompts in adjacent slots what the budget leaves: they share its passes.

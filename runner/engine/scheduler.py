@@ -4,12 +4,12 @@ Life of a sequence: `add` -> waiting (queue.py says who is next) -> placed into 
 what a step computes) -> ended, the slot is free and keeps its cells as a prefix cache. `cancel` ends it at any stage. While no slot is
 free it may have to give up its own (preempt.py says who): it is parked, waits under the place of its arrival, and goes on where it was.
 
-`plan` binds sequences to slots, cuts a slot's token list to what is kept and orders the same of the cache (`kv_ops`). The
-rows it plans change no token list before `commit` books them: a batch that was refused is planned again.
+`plan` binds sequences to slots and orders what that takes of their cells (memory.py). The rows it plans change no token list before
+`commit` books them: a batch that was refused is planned again.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -17,21 +17,21 @@ from runner.config import PolicyName
 from runner.engine.backend import Vocabulary
 from runner.engine.batch import BatchPlan, Chunk, Outcome
 from runner.engine.budget import LEAST_CHUNK, PromptBudget
+from runner.engine.cells import Slot
 from runner.engine.costs import StepCosts
-from runner.engine.kv import Drop, KvOp, Park, Swap, Trim, Unpark
+from runner.engine.kv import Drop, KvOp, Park, Unpark
 from runner.engine.layout import Mover, Weights, closing_swap
 from runner.engine.lifecycle import Reason, State
-from runner.engine.parking import HostMemory
+from runner.engine.memory import KvMemory
+from runner.engine.memory_kind import MemoryKind
 from runner.engine.preempt import Preemption
 from runner.engine.queue import WaitingQueue
 from runner.engine.rows import RowChooser
 from runner.engine.sequence import Sequence
-from runner.engine.slots import Slot, SlotPool
+from runner.engine.slots import SlotPool
 
 # A batch that failed is tried again once; a sequence that was in two such batches is given up.
 MAX_FAULTS = 2
-# What the copies of cells in one step may take together, seconds, where they are more than one.
-MOST_MOVED_S = 0.01
 
 
 @dataclass(slots=True)
@@ -63,10 +63,13 @@ class Scheduler:
         max_running_per_client: int = 0,
         share_grace_s: float = 1.0,
         kv_host_bytes: int = 1 << 30,
+        kind: MemoryKind | None = None,
+        oldest: Callable[[int], int] = lambda slot_id: 0,
     ) -> None:
         """`n_batch` bounds the rows of a step, `itl_target_s` and `prompt_chunk` those of prompts beside streams (budget.py).
 
-        `kv_host_bytes` bounds the cells of parked sequences in host memory; beyond it they are computed again.
+        `kv_host_bytes` bounds the cells that are kept in host memory, of parked sequences and others; beyond it they are computed again.
+        `oldest` is the first position that a slot's sliding window still has.
         """
         self.pool = pool
         self.waiting = WaitingQueue(policy, max_running_per_client=max_running_per_client)
@@ -79,23 +82,23 @@ class Scheduler:
             has_backlog=self.waiting.has_backlog,
         )
         self.costs = StepCosts()
-        self._host = HostMemory(kv_host_bytes, weights.cell_bytes, self.costs)
-        self._n_parked = self._n_moved_bytes = 0
-        self._drops: list[Drop] = []
+        kind = kind or MemoryKind(weights.cell_bytes, slot_cells=0)
+        self.memory = KvMemory(pool, kind, self.costs, host_bytes=kv_host_bytes, oldest=oldest)
+        self._following = self.memory.following
+        self._n_parked = 0
         self._to_park: list[str] = []
         self._vocabulary = vocabulary
         self._budget = PromptBudget(self.costs, max_rows=n_batch, target_gap_s=itl_target_s, fixed_rows=prompt_chunk)
-        self._rows = RowChooser(pool, self.costs, self._budget)
+        self._rows = RowChooser(pool, self.costs, self._budget, self._following, stops_before_last=kind.needs_marks)
         self._weights = weights
         self._placed: list[Sequence] = []
         self._solo: deque[int] = deque()
-        self._repairs: dict[int, Trim] = {}
         self._planned_at = 0.0
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.waiting or self.running or self._drops)
+        return bool(self.waiting or self.running or self.memory.has_orders)
 
     @property
     def n_parked(self) -> int:
@@ -105,7 +108,7 @@ class Scheduler:
     @property
     def parked_bytes(self) -> int:
         """Cells of parked sequences in host memory."""
-        return self._host.used_bytes
+        return self.memory.host.owned_bytes
 
     @property
     def longest_step_s(self) -> float | None:
@@ -137,24 +140,29 @@ class Scheduler:
     def plan(self, now: float) -> BatchPlan:
         """Free a slot for who must not wait, place waiting sequences, close a gap between slots, then choose this step's rows."""
         self._planned_at = now
-        self._n_moved_bytes = 0
-        ops: list[KvOp] = [*self._drops, *self._repairs.values()]
-        self._drops.clear()
-        ops += self._park_as_told(now)
+        memory = self.memory
+        memory.begin_step()
+        self._park_as_told(now)
         if self.waiting:
-            ops += self._place_waiting(now)
-            ops += self._preempt(now)
+            self._place_waiting(now)
+            self._preempt(now)
+        memory.serve_followers()
         if self._solo:
-            return self._solo_plan(tuple(ops))
+            return self._solo_plan()
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
-            (decoding if sequence.state is State.DECODE else prefilling).append(sequence)
+            if sequence.state is State.DECODE:
+                decoding.append(sequence)
+            elif not memory.is_held(sequence):
+                prefilling.append(sequence)
         if prefilling and (self._rows.prompt_is_due or not decoding):
-            return BatchPlan(tuple(ops), tuple(self._rows.prompt_chunks(prefilling, decoding)))
-        if decoding:
-            ops += self._close_a_gap(decoding)
-        return BatchPlan(tuple(ops), tuple(self._rows.decode_chunks(decoding)))
+            chunks = self._rows.prompt_chunks(prefilling, decoding)
+        else:
+            if decoding:
+                self._close_a_gap(decoding)
+            chunks = self._rows.decode_chunks(decoding)
+        return BatchPlan(memory.take_orders(), tuple(chunks))
 
     def take_placed(self) -> list[Sequence]:
         """The sequences that got a slot since the last call: each needs a sampler chain before its first logits."""
@@ -166,148 +174,97 @@ class Scheduler:
 
         The operations are gone through in order: one that was carried out later may have moved the empty cells, or filled them.
         """
-        was_refused = {id(op) for op in refused}
-        emptied: set[int] = set()
-        for op in plan.kv_ops:
-            is_refused = id(op) in was_refused
-            match op:
-                case Trim(slot_id) if is_refused:
-                    emptied.add(slot_id)
-                case Park(slot_id, ticket) if is_refused or slot_id in emptied:
-                    if (parked := self._by_id.get(ticket)) is not None:
-                        self._host.lose(parked)
-                case Unpark(_, slot_id) if is_refused:
-                    emptied.add(slot_id)
-                case Unpark(_, slot_id, has_cells) if has_cells:
-                    emptied.discard(slot_id)
-                case Swap(source, target) if is_refused:
-                    emptied |= {source, target}
-                case Swap(source, target):
-                    places = {source: target, target: source}
-                    emptied = {places.get(slot_id, slot_id) for slot_id in emptied}
+        emptied = self.memory.refused(plan.kv_ops, refused)
         for slot_id in emptied:
             self._forget_cells(self.pool[slot_id])
         return plan._replace(kv_ops=(), chunks=tuple(chunk for chunk in plan.chunks if chunk.slot_id not in emptied))
 
-    def _place_waiting(self, now: float) -> list[KvOp]:
+    def _place_waiting(self, now: float) -> None:
         """Fill the free slots."""
-        ops: list[KvOp] = []
         while self.pool.has_free and (sequence := self.waiting.peek()) is not None:
-            placing = self._place(sequence, now)
-            if placing is None:
-                break
-            ops += placing
-        return ops
+            if not self._place(sequence, now):
+                return
 
-    def _place(self, sequence: Sequence, now: float) -> list[KvOp] | None:
-        """None where its cells would have to be moved, and enough have been in this step."""
-        return self._resume(sequence, now) if sequence.state is State.PARKED else self._admit(sequence, now)
-
-    def _may_move(self, n_cells: int) -> bool:
-        """Whether so many more cells may be copied in this step: the first always, others while all take no time to speak of."""
-        if self._n_moved_bytes == 0:
-            return True
-        move_s = self.costs.move_s(self._n_moved_bytes + self._host.bytes_of(n_cells))
-        return move_s is not None and move_s <= MOST_MOVED_S
-
-    def _admit(self, sequence: Sequence, now: float) -> list[KvOp]:
-        placement = self.pool.place(sequence.prompt, may_reuse=sequence.cache_prompt, now=now)
-        assert placement is not None
-        slot, keep = placement.slot, placement.keep
-        ops = self._cut(slot, keep)
-        sequence.n_cached = keep
-        sequence.times.admitted_at = now
-        self._bind(slot, sequence, State.PREFILL)
-        return ops
-
-    def _resume(self, sequence: Sequence, now: float) -> list[KvOp] | None:
-        """Let a parked sequence go on, with its cells from a slot or from host memory."""
-        placement = self.pool.place(sequence.script, may_reuse=True, now=now, needs_logits=sequence.pending is None)
-        assert placement is not None
-        slot, keep = placement.slot, placement.keep
-        has_cells = keep < sequence.n_kept
-        if has_cells and not self._may_move(sequence.n_kept):
-            return None
-        ops: list[KvOp] = []
-        if has_cells:
-            self._n_moved_bytes += self._host.bytes_of(sequence.n_kept)
-            slot.tokens = sequence.script[: sequence.n_kept]
+    def _place(self, sequence: Sequence, now: float) -> bool:
+        """False where its cells would have to be moved, and enough have been in this step."""
+        slot = self.memory.place(sequence, now)
+        if slot is None:
+            return False
+        if sequence.state is State.PARKED:
+            self._resume(sequence, slot, now)
         else:
-            ops += self._cut(slot, keep)
-        ops.append(Unpark(sequence.request_id, slot.slot_id, has_cells))
-        self._host.lose(sequence)
+            sequence.n_cached = len(slot.tokens)
+            sequence.times.admitted_at = now
+            sequence.move_to(State.PREFILL)
+        self.waiting.take(sequence)
+        self.running.append(sequence)
+        self._placed.append(sequence)
+        return True
+
+    def _resume(self, sequence: Sequence, slot: Slot, now: float) -> None:
+        self.memory.order(Unpark(sequence.request_id, slot.slot_id))
         self._n_parked -= 1
         sequence.times.parked_s += now - sequence.times.parked_at
         is_whole = sequence.pending is not None and len(slot.tokens) == len(sequence.script)
-        self._bind(slot, sequence, State.DECODE if is_whole else State.PREFILL)
-        return ops
+        sequence.move_to(State.DECODE if is_whole else State.PREFILL)
 
-    def _bind(self, slot: Slot, sequence: Sequence, state: State) -> None:
-        self.waiting.take(sequence)
-        self.pool.bind(slot, sequence)
-        sequence.move_to(state)
-        self.running.append(sequence)
-        self._placed.append(sequence)
-
-    def _cut(self, slot: Slot, keep: int) -> list[KvOp]:
-        if keep == len(slot.tokens):
-            return []
-        del slot.tokens[keep:]
-        return [Trim(slot.slot_id, keep)]
-
-    def _park_as_told(self, now: float) -> list[Park]:
+    def _park_as_told(self, now: float) -> None:
         if self._solo:
-            return []
+            return
         told = [self._by_id[request_id] for request_id in self._to_park if request_id in self._by_id]
         self._to_park.clear()
-        return [self._park(sequence, now) for sequence in told if sequence.slot_id is not None]
+        for sequence in told:
+            if sequence.slot_id is not None:
+                self._park(sequence, now)
 
-    def _preempt(self, now: float) -> list[KvOp]:
+    def _preempt(self, now: float) -> None:
         """Let those who must not wait have the slots of those who give theirs up. While a refused batch is taken apart, nobody moves."""
-        ops: list[KvOp] = []
         while not (self.pool.has_free or self._solo) and (first := self.waiting.claimant()) is not None:
-            victim = self._preemption.victim_for(first, self.running, now, spared=self._placed)
-            if victim is None or not self._may_move(len(self._slot_of(victim).tokens)):
-                break
-            ops.append(self._park(victim, now))
-            ops += self._place(first, now) or ()
-        return ops
+            victim = self._preemption.victim_for(first, self.running, now, spared=self._spared(first))
+            if victim is None or not self.memory.may_move(self.memory.bytes_of(victim)):
+                return
+            self._park(victim, now)
+            self._place(first, now)
 
-    def _park(self, sequence: Sequence, now: float) -> Park:
+    def _spared(self, first: Sequence) -> list[Sequence]:
+        """Those that have only just got their slots or their cells, and those that compute for somebody of the first one's tier."""
+        pending = [slot.sequence for slot in self.pool.slots if slot.is_pending and slot.sequence is not None]
+        return [*self._placed, *pending, *self._following.led(first.tier)]
+
+    def _park(self, sequence: Sequence, now: float) -> None:
         slot = self._slot_of(sequence)
         if sequence.pending is not None and sequence.state is State.DECODE:
             sequence.script = list(slot.tokens)
-        keeps_cells = self._host.keep(sequence, len(slot.tokens))
-        self._n_moved_bytes += self._host.bytes_of(sequence.n_kept)
+        self.memory.order(Park(slot.slot_id, sequence.request_id))
+        self.memory.park(sequence, now)
         sequence.n_parks += 1
         self._n_parked += 1
         sequence.times.parked_at = now
         self.running.remove(sequence)
-        self.pool.release(slot, now)
         sequence.move_to(State.PARKED)
         self.waiting.leave(sequence)
         self.waiting.push(sequence)
-        return Park(slot.slot_id, sequence.request_id, keeps_cells)
 
-    def _close_a_gap(self, decoding: list[Sequence]) -> list[KvOp]:
+    def _close_a_gap(self, decoding: list[Sequence]) -> None:
         if len(self.running) == 1:
-            return []
+            return
         busy = {sequence.slot_id for sequence in self.running if sequence.slot_id is not None}
         if max(busy) - min(busy) < len(busy):
-            return []
-        movers = {s.slot_id: Mover(len(self._slot_of(s).tokens), s.max_tokens - s.n_generated) for s in decoding if s.slot_id is not None}
-        free = {slot.slot_id: len(slot.tokens) for slot in self.pool.slots if slot.is_free}
+            return
+        still = {slot.slot_id for slot in self.pool.slots if not slot.is_pending}
+        movers = {
+            s.slot_id: Mover(len(self._slot_of(s).tokens), s.max_tokens - s.n_generated)
+            for s in decoding
+            if s.slot_id is not None and s.slot_id in still
+        }
+        free = {slot.slot_id: len(slot.tokens) for slot in self.pool.slots if slot.is_free and slot.slot_id in still}
         swap = closing_swap(movers, busy, free, self._weights)
-        if swap is None:
-            return []
-        busy_slot, free_slot = self.pool[swap.source], self.pool[swap.target]
-        self._n_moved_bytes += self._host.bytes_of(len(busy_slot.tokens) + len(free_slot.tokens))
-        self.pool.exchange(busy_slot, free_slot)
-        return [swap]
+        if swap is not None:
+            self.memory.exchange(swap)
 
     def _forget_cells(self, slot: Slot) -> None:
         """The cells are gone, the tokens are known: a sequence that decodes computes them again and goes on."""
-        tokens, slot.tokens = slot.tokens, []
+        tokens = self.memory.forget(slot)
         sequence = slot.sequence
         if sequence is None:
             return
@@ -316,9 +273,11 @@ class Scheduler:
             sequence.script = tokens
             sequence.move_to(State.PARKED)
             sequence.move_to(State.PREFILL)
+            self.memory.script_changed(slot)
 
-    def _solo_plan(self, ops: tuple[KvOp, ...]) -> BatchPlan:
+    def _solo_plan(self) -> BatchPlan:
         """One chunk alone: some row of a batch was refused, and this finds out whose."""
+        ops = self.memory.take_orders()
         while self._solo:
             sequence = self.pool[self._solo[0]].sequence
             if sequence is None:
@@ -345,13 +304,13 @@ class Scheduler:
 
         `moved_s` of the step's seconds went into its `kv_ops`.
         """
-        self._repairs.clear()
         result = StepResult()
         self._give_up_hopeless(result, now)
         match outcome:
             case Outcome.DONE:
-                self._rows.learn(plan, now - self._planned_at - moved_s)
-                self.costs.learn_move(self._n_moved_bytes if plan.kv_ops else 0, moved_s)
+                if plan.chunks:
+                    self.memory.decoded()
+                self._learn(plan, now - self._planned_at, moved_s)
                 self._book(plan, sampled, now, result)
             case Outcome.INVALID | Outcome.NO_ROOM if not self._solo and (len(plan.chunks) > 1 or plan.n_rows > LEAST_CHUNK):
                 self._solo.extend(chunk.slot_id for chunk in plan.chunks)
@@ -362,13 +321,20 @@ class Scheduler:
                 self._repair(plan, cells, result, now)
         return result
 
+    def _learn(self, plan: BatchPlan, seconds: float, moved_s: float) -> None:
+        """The batch took what the moves before it did not; of that the queued copies what it takes to move as much."""
+        memory = self.memory
+        forked_s = self.costs.move_s(memory.n_forked_bytes) if memory.n_forked_bytes else 0.0
+        self._rows.learn(plan, seconds - moved_s - (forked_s or 0.0))
+        self.costs.learn_move(memory.n_moved_bytes if plan.kv_ops else 0, moved_s)
+
     def _book(self, plan: BatchPlan, sampled: Seq[int], now: float, result: StepResult) -> None:
         tokens = iter(sampled)
         cost_s = (now - self._planned_at) / max(1, plan.n_rows)
         for chunk in plan.chunks:
             slot = self.pool[chunk.slot_id]
             assert chunk.pos == len(slot.tokens), f"slot {slot.slot_id}: a chunk at {chunk.pos}, {len(slot.tokens)} cells"
-            slot.tokens.extend(chunk.tokens)
+            self.memory.extend(slot, chunk.tokens)
             token = next(tokens) if chunk.has_logits else None
             if self._solo and self._solo[0] == chunk.slot_id:
                 self._solo.popleft()
@@ -380,6 +346,8 @@ class Scheduler:
                 self._accept(sequence, token, now, result)
             elif sequence.pending is not None and len(slot.tokens) == len(sequence.script):
                 sequence.move_to(State.DECODE)  # computed again after it was parked: its next token is known
+            elif len(slot.tokens) == len(sequence.script) - 1:
+                self.memory.mark(slot)
         assert next(tokens, None) is None
 
     def _accept(self, sequence: Sequence, token: int, now: float, result: StepResult) -> None:
@@ -400,14 +368,22 @@ class Scheduler:
             slot = self.pool[chunk.slot_id]
             keep = min(len(slot.tokens), cells[chunk.slot_id])
             is_short = keep < len(slot.tokens)
-            del slot.tokens[keep:]
-            self._repairs[slot.slot_id] = Trim(slot.slot_id, keep)
+            self.memory.cut(slot, keep)
             sequence = slot.sequence
             if sequence is None:
                 continue
             sequence.n_faults += 1
             if sequence.n_faults >= MAX_FAULTS or (is_short and sequence.state is State.DECODE):
                 self._fail(chunk, "llama.cpp could not compute the batch", result, now)
+
+    def condemn(self, slot_id: int, why: str, now: float) -> StepResult:
+        """A slot's cells are not what its tokens say: end whoever has it with an error, and empty it."""
+        result, slot = StepResult(), self.pool[slot_id]
+        if slot.sequence is not None:
+            result.failed.append((slot.sequence, why))
+            self._end(slot.sequence, Reason.ERROR, now)
+        self.memory.cut(slot, 0)
+        return result
 
     def _give_up_hopeless(self, result: StepResult, now: float) -> None:
         for sequence in list(self.running):
@@ -422,8 +398,7 @@ class Scheduler:
         assert sequence is not None
         self._end(sequence, Reason.ERROR, now)
         result.failed.append((sequence, why))
-        slot.tokens = []
-        self._repairs[slot.slot_id] = Trim(slot.slot_id, 0)
+        self.memory.cut(slot, 0)
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -432,14 +407,14 @@ class Scheduler:
         sequence.times.finished_at = now
         if sequence.state is State.PARKED:
             sequence.times.parked_s += now - sequence.times.parked_at
-            self._host.lose(sequence)
+            self.memory.forget_parked(sequence)
             self._n_parked -= 1
-            self._drops.append(Drop(sequence.request_id))
+            self.memory.order(Drop(sequence.request_id))
         if sequence.state in (State.QUEUED, State.PARKED):
             self.waiting.remove(sequence)
         else:
             self.running.remove(sequence)
-            self.pool.release(self._slot_of(sequence), now)
+            self.memory.release(sequence, now)
             self.waiting.leave(sequence)
         sequence.move_to(State.FINISHED)
         del self._by_id[sequence.request_id]

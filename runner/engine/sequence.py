@@ -1,5 +1,6 @@
 """One generation inside the engine."""
 
+from bisect import bisect_right
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -32,7 +33,8 @@ class Sequence:
     decode step writes it. `n_cached` prompt tokens were found in the slot and not computed again. `place` is its place in the queue,
     fixed when it is first there; `charged` is what its owner was charged for it. `script` are the tokens whose cells must exist before
     it can go on: the prompt and, once it was parked while it decoded, what it had generated; cells of the first `n_kept` of them are in
-    host memory while it is parked.
+    host memory while it is parked. `domain` is the trust domain within which cells are shared, `session` what the client calls its
+    conversation; of a stateless one no cells are left at its end.
     """
 
     request_id: str
@@ -44,6 +46,9 @@ class Sequence:
     cache_prompt: bool = True
     tier: Tier = Tier.NORMAL
     owner: Owner = NOBODY
+    domain: str = ""
+    session: str = ""
+    is_stateless: bool = False
     times: Times = field(default_factory=Times)
     state: State = State.QUEUED
     reason: Reason | None = None
@@ -58,6 +63,9 @@ class Sequence:
     place: tuple[float, int] | None = None
     script: list[int] = field(init=False)
     _utf8: Utf8Assembler = field(default_factory=Utf8Assembler)
+    # Characters of the answer behind each of its tokens, and of the text that was let out; kept only where there are stop strings.
+    _ends: list[int] = field(default_factory=list)
+    _n_shown: int = 0
     _stops: StopMatcher = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,13 +91,22 @@ class Sequence:
         if is_eog and not self.ignore_eos:
             self.reason = Reason.STOP
             return self._stops.finish()
-        text = self._stops.feed(self._utf8.feed(piece))
+        piece_text = self._utf8.feed(piece)
+        text = self._stops.feed(piece_text)
+        if self.stop:
+            self._ends.append((self._ends[-1] if self._ends else 0) + len(piece_text))
+            self._n_shown += len(text)
         if self._stops.matched is not None:
             self.reason = Reason.STOP
         elif self.n_generated >= self.max_tokens:
             self.reason = Reason.LENGTH
             text += self._stops.finish()
         return text
+
+    @property
+    def n_shown_tokens(self) -> int:
+        """Tokens of the answer that lie in its text whole: a client that comes back brings those. All but after a stop string."""
+        return bisect_right(self._ends, self._n_shown) if self._stops.matched is not None else self.n_generated
 
     def tail(self, n: int) -> Seq[int]:
         """The last `n` tokens of the prompt: what the penalties see before the first token is generated."""

@@ -5,23 +5,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from runner.engine.batch import BatchPlan, Outcome
-from runner.engine.kv import Drop, KvOp, Park, Swap, Trim, Unpark
+from runner.engine.kv import Checkpoint, Copy, Drop, Forget, Fork, KvOp, Load, Park, Rewind, Save, Swap, Trim, Unpark
+from runner.engine.memory_kind import MemoryKind
 from runner.engine.sampling import SamplingParams
 from runner.llama.batch import Batch
 from runner.llama.context import Context, ContextSize
+from runner.llama.invariants import Invariants, Observed
 from runner.llama.library import Library
 from runner.llama.model import Model
 from runner.llama.sampler import build_chain
-
-State = ctypes.Array[ctypes.c_uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class _Parked:
-    """A parked sequence's sampler chain, and its cells unless they are to be computed again."""
-
-    chain: int
-    cells: State | None
+from runner.llama.states import State, States
 
 
 @dataclass(slots=True)
@@ -37,21 +30,34 @@ class LlamaBackend:
     """N slots of one context."""
 
     def __init__(
-        self, library: Library, model: Model, context: Context, size: ContextSize, *, on_gpu: bool, clock: Callable[[], float]
+        self,
+        library: Library,
+        model: Model,
+        context: Context,
+        size: ContextSize,
+        kind: MemoryKind,
+        *,
+        on_gpu: bool,
+        clock: Callable[[], float],
     ) -> None:
         self.native = NativeTime()
         self._api, self._clock = library.api, clock
         self._model, self._context, self._on_gpu = model, context, on_gpu
         self._batch = Batch(library.api, size.n_batch, size.n_slots)
-        self._can_be_cut, self._n_swa = model.can_be_cut, model.n_swa
+        self._kind = kind
         self._chains: list[int] = [0] * size.n_slots
-        self._parked: dict[str, _Parked] = {}
+        self._parked: dict[str, int] = {}
+        self._states = States(library.api, context)
+        self._invariants = Invariants(kind)
+        # Slots that a copy is queued from or to: llama.cpp makes it at the next decode, and nothing else knows of it.
+        self._pending: set[int] = set()
         self._outputs: list[tuple[int, int]] = []
         pointer, int32 = ctypes.c_void_p, ctypes.c_int32
         self._sample = library.hold("llama_sampler_sample", int32, pointer, pointer, int32)
         self._accept = library.hold("llama_sampler_accept", None, pointer, int32)
         self._free_chain = library.hold("llama_sampler_free", None, pointer)
         self._remove = library.hold("llama_memory_seq_rm", ctypes.c_bool, pointer, int32, int32, int32)
+        self._copy_sequence = library.hold("llama_memory_seq_cp", None, pointer, int32, int32, int32, int32)
         self._pos_max = library.hold("llama_memory_seq_pos_max", int32, pointer, int32)
         self._pos_min = library.hold("llama_memory_seq_pos_min", int32, pointer, int32)
 
@@ -83,6 +89,8 @@ class LlamaBackend:
             # Through CDLL: the short calls that follow keep the GIL and would hold it for the whole GPU step.
             self._api.llama_synchronize(self._context.handle)
         self.native.decode_s += self._clock() - started
+        if status != -1:
+            self._pending.clear()
         match status:
             case 0:
                 return Outcome.DONE
@@ -90,7 +98,7 @@ class LlamaBackend:
                 return Outcome.NO_ROOM
             case -1:
                 return Outcome.INVALID
-        if not self._can_be_cut:
+        if not self._kind.can_be_cut:
             for chunk in plan.chunks:
                 self._clear(chunk.slot_id)
         return Outcome.BROKEN
@@ -108,12 +116,26 @@ class LlamaBackend:
         """The slot's largest position + 1."""
         return int(self._pos_max(self._context.memory, slot_id)) + 1
 
+    def oldest(self, slot_id: int) -> int:
+        """The first position that the slot's sliding window still has (elsewhere 0); 0 for an empty slot."""
+        return max(0, int(self._pos_min(self._context.memory, slot_id)))
+
+    def broken_invariant(self, slot_id: int, n_tokens: int) -> str | None:
+        """What does not hold of a slot that should have the cells of so many tokens, as a sentence; None where all does."""
+        if slot_id in self._pending:
+            return None
+        memory, states = self._context.memory, self._states
+        n_bytes, n_partial = states.size(slot_id), states.size(slot_id, is_partial=True)
+        observed = Observed(int(self._pos_min(memory, slot_id)), self.n_cells(slot_id) - 1, n_bytes, n_partial)
+        return self._invariants.broken(n_tokens, observed)
+
     def close(self) -> None:
         """Free the chains."""
-        for chain in filter(None, [*self._chains, *(parked.chain for parked in self._parked.values())]):
+        for chain in filter(None, [*self._chains, *self._parked.values()]):
             self._free_chain(chain)
         self._chains = [0] * len(self._chains)
         self._parked.clear()
+        self._states.clear()
 
     def _apply(self, op: KvOp) -> bool:
         match op:
@@ -121,79 +143,97 @@ class LlamaBackend:
                 return self._trim(slot_id, keep)
             case Swap(source, target):
                 return self._swap(source, target)
-            case Park(slot_id, ticket, keeps_cells):
-                return self._park(slot_id, ticket, keeps_cells=keeps_cells)
-            case Unpark(ticket, slot_id, has_cells):
-                return self._unpark(ticket, slot_id, has_cells=has_cells)
+            case Fork(source, target, keep):
+                return self._fork(source, target, keep)
+            case Copy(source, target, keep):
+                return self._copy(source, target, keep)
+            case Save(slot_id, state_id):
+                self._assert_settled(slot_id)
+                return self._states.save(state_id, slot_id)
+            case Load(state_id, slot_id):
+                self._assert_settled(slot_id)
+                return self._restored(slot_id, self._states.get(state_id))
+            case Checkpoint(slot_id, state_id):
+                self._assert_settled(slot_id)
+                return self._states.save(state_id, slot_id, is_partial=True)
+            case Rewind(state_id, slot_id, keep):
+                return self._rewind(state_id, slot_id, keep)
+            case Forget(state_id):
+                self._states.forget(state_id)
+                return True
+            case Park(slot_id, ticket):
+                self._parked[ticket], self._chains[slot_id] = self._chains[slot_id], 0
+                return True
+            case Unpark(ticket, slot_id):
+                if self._chains[slot_id]:
+                    self._free_chain(self._chains[slot_id])
+                self._chains[slot_id] = self._parked.pop(ticket)
+                return True
             case Drop(ticket):
-                self._free_chain(self._parked.pop(ticket).chain)
+                if chain := self._parked.pop(ticket):
+                    self._free_chain(chain)
                 return True
 
-    def _park(self, slot_id: int, ticket: str, *, keeps_cells: bool) -> bool:
-        cells = self._save(slot_id) if keeps_cells else None
-        self._parked[ticket] = _Parked(self._chains[slot_id], cells)
-        self._chains[slot_id] = 0
-        return cells is not None or not keeps_cells
+    def _fork(self, source: int, target: int, keep: int) -> bool:
+        """Metadata change at once, K and V with the next decode. Never of a part: between partitioned slots llama.cpp asserts that."""
+        self._assert_settled(target)
+        if self.n_cells(source) < keep:
+            self._clear(target)
+            return False
+        self._copy_sequence(self._context.memory, source, target, -1, -1)
+        self._pending |= {source, target}
+        return self._trim(target, keep)
 
-    def _unpark(self, ticket: str, slot_id: int, *, has_cells: bool) -> bool:
-        parked = self._parked.pop(ticket)
-        if self._chains[slot_id]:
-            self._free_chain(self._chains[slot_id])
-        self._chains[slot_id] = parked.chain
-        if not has_cells:
-            return True
-        assert parked.cells is not None
-        if self._restore(slot_id, parked.cells):
-            return True
+    def _copy(self, source: int, target: int, keep: int) -> bool:
+        self._assert_settled(source, target)
+        return self._restored(target, self._states.read(source)) and self._trim(target, keep)
+
+    def _rewind(self, state_id: int, slot_id: int, keep: int) -> bool:
+        self._assert_settled(slot_id)
+        state = self._states.get(state_id)
+        if state is not None and self.n_cells(slot_id) >= keep and self._states.write(slot_id, state, is_partial=True):
+            self._remove(self._context.memory, slot_id, keep, -1)
+            if self.n_cells(slot_id) == keep:
+                return True
         self._clear(slot_id)
         return False
+
+    def _assert_settled(self, *slot_ids: int) -> None:
+        assert self._pending.isdisjoint(slot_ids), f"a copy from or to one of the slots {slot_ids} is queued"
 
     def _trim(self, slot_id: int, keep: int) -> bool:
         if keep == 0:
             self._clear(slot_id)
             return True
-        if self.n_cells(slot_id) == keep:
+        n_cells = self.n_cells(slot_id)
+        if n_cells == keep:
             return True
-        can_continue = self._can_be_cut and self._holds_window(slot_id, keep)
-        if can_continue and self._remove(self._context.memory, slot_id, keep, -1):
+        # seq_rm says true even where a window's cells are gone, and the answer is then wrong: see `MemoryKind.reach`.
+        reach, _ = self._kind.reach(n_cells, keep, (), self.oldest(slot_id))
+        if reach == keep < n_cells and self._remove(self._context.memory, slot_id, keep, -1):
             return True
         self._clear(slot_id)
         return False
 
-    def _holds_window(self, slot_id: int, keep: int) -> bool:
-        """Whether a sliding-window cache still has every cell that the token at `keep` attends to.
-
-        seq_rm says true even when they are gone, and the answer is then wrong (design: section 4).
-        """
-        n_swa = self._n_swa
-        if n_swa == 0:
-            return True
-        oldest = int(self._pos_min(self._context.memory, slot_id))
-        return oldest == 0 or oldest < max(0, keep - n_swa)
-
     def _swap(self, source: int, target: int) -> bool:
+        self._assert_settled(source, target)
         self._chains[source], self._chains[target] = self._chains[target], self._chains[source]
-        from_source, from_target = self._save(source), self._save(target)
-        if from_source is None or from_target is None or not (self._restore(target, from_source) and self._restore(source, from_target)):
+        from_source, from_target = self._states.read(source), self._states.read(target)
+        if from_source is None or from_target is None or not (self._restored(target, from_source) and self._restored(source, from_target)):
             self._clear(source)
             self._clear(target)
             return False
         return True
 
-    def _save(self, slot_id: int) -> State | None:
-        """The slot's state, an empty array for an empty slot, None where llama.cpp could not save it."""
-        if self.n_cells(slot_id) == 0:
-            return (ctypes.c_uint8 * 0)()
-        n = self._api.llama_state_seq_get_size(self._context.handle, slot_id)
-        buffer = (ctypes.c_uint8 * n)()
-        written = self._api.llama_state_seq_get_data(self._context.handle, buffer, n, slot_id)
-        return buffer if written == n else None
-
-    def _restore(self, slot_id: int, buffer: State) -> bool:
+    def _restored(self, slot_id: int, state: State | None) -> bool:
+        """Whether the slot has this state and nothing else now; if not it is empty."""
         self._clear(slot_id)
-        if len(buffer) == 0:
+        if state is None:
+            return False
+        if len(state) == 0 or self._states.write(slot_id, state):
             return True
-        return bool(self._api.llama_state_seq_set_data(self._context.handle, buffer, len(buffer), slot_id))
+        self._clear(slot_id)
+        return False
 
     def _clear(self, slot_id: int) -> None:
         self._remove(self._context.memory, slot_id, -1, -1)

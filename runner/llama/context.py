@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from runner.config import FlashAttn
+from runner.bundle.kv_cells import GGML_TYPES, is_quantised
+from runner.config import CacheType, EngineConfig, FlashAttn
 from runner.engine.capacity import padded
 from runner.errors import ModelError
 from runner.llama.library import Library
@@ -23,10 +24,26 @@ class ContextSize:
     n_threads_batch: int
 
 
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Flash attention, types of keys and values in the cells, and whether layers with a sliding window keep all cells of a slot."""
+
+    flash_attn: FlashAttn = "auto"
+    cache_type_k: CacheType = "f16"
+    cache_type_v: CacheType = "f16"
+    swa_full: bool = False
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "Kernels":
+        """As chosen. Quantised values work with flash attention only, so llama.cpp is not asked whether it has it."""
+        flash_attn = "on" if config.flash_attn == "auto" and is_quantised(config.cache_type_v) else config.flash_attn
+        return cls(flash_attn, config.cache_type_k, config.cache_type_v, config.swa_full)
+
+
 class Context:
     """A llama_context in partitioned mode: each slot has its own region of cells. `close` frees it."""
 
-    def __init__(self, library: Library, model: Model, size: ContextSize, flash_attn: FlashAttn) -> None:
+    def __init__(self, library: Library, model: Model, size: ContextSize, kernels: Kernels) -> None:
         """Allocate. Raises ModelError where llama.cpp cannot."""
         self._api: Any = library.api
         params = self._api.llama_context_default_params()
@@ -36,10 +53,11 @@ class Context:
         # Only one row a slot is ever sampled from: without this bound llama.cpp reserves logits for every row of a batch.
         params.n_outputs_max = size.n_slots
         params.n_threads, params.n_threads_batch = size.n_threads, size.n_threads_batch
-        params.flash_attn_type = _FLASH_ATTN[flash_attn]
+        params.flash_attn_type = _FLASH_ATTN[kernels.flash_attn]
+        params.type_k, params.type_v = GGML_TYPES[kernels.cache_type_k], GGML_TYPES[kernels.cache_type_v]
         params.kv_unified = False
         params.no_perf = True
-        params.swa_full = False
+        params.swa_full = kernels.swa_full
         self.handle: int = self._api.llama_init_from_model(model.handle, params) or 0
         if not self.handle:
             raise ModelError(

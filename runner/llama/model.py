@@ -14,7 +14,6 @@ from runner.llama.vocabulary import Vocabulary
 
 _META_BYTES = 1 << 16
 _SPLIT_NAME = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-F16_BYTES = 2
 
 
 class Model:
@@ -99,14 +98,6 @@ class Model:
     def can_be_cut(self) -> bool:
         """Whether a prefix of a slot's cells can be kept: recurrent and hybrid memories have one state and no cells."""
         return not (self._api.llama_model_is_recurrent(self.handle) or self._api.llama_model_is_hybrid(self.handle))
-
-    @property
-    def cell_bytes(self) -> int:
-        """K and V of one token over all layers at 16 bits (an upper bound where layers have a sliding window)."""
-        heads = int(self._api.llama_model_n_head(self.handle)) or 1
-        width = int(self._api.llama_model_n_embd(self.handle)) // heads
-        k, v = (int(self.meta(f"{self.architecture}.attention.{which}_length") or width) for which in ("key", "value"))
-        return self.n_layers * int(self._api.llama_model_n_head_kv(self.handle)) * (k + v) * F16_BYTES
 
     def close(self) -> None:
         """Free the weights."""

@@ -79,7 +79,7 @@ def tokenize_chat(
     `check_length` sees the rendered text before the tokeniser does, and raises where that is hopeless.
     """
     pattern = vocabulary.control_pattern
-    contents = [content for message in messages for content in _strings(message)]
+    contents = [content for message in messages for content in texts_of(message)]
     if pattern is None or not any(pattern.search(text) for text in contents):
         rendered = template.render(messages)
         check_length(rendered)
@@ -128,17 +128,17 @@ def _segments(rendered: str, opening: str, closing: str) -> Iterator[tuple[str, 
             yield part, is_markup
 
 
-def _strings(value: Any) -> Iterator[str]:
+def texts_of(value: Any) -> Iterator[str]:
     """All texts inside a message, except its role, which only ever chooses a branch of the template."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for key, item in value.items():
             if key != "role":
-                yield from _strings(item)
+                yield from texts_of(item)
     elif isinstance(value, list):
         for item in value:
-            yield from _strings(item)
+            yield from texts_of(item)
 
 
 def _map_strings(value: Any, change: Any) -> Any:

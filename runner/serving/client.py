@@ -153,9 +153,9 @@ class EngineClient:
         match message:
             case StepEvents():
                 self._on_step(message)
-            case Accepted(request_id, n_prompt):
+            case Accepted(request_id, n_prompt, n_dropped):
                 self._pulse.prepared(monotonic())
-                self._requests.accept(request_id, n_prompt)
+                self._requests.accept(request_id, n_prompt, n_dropped)
             case Refused():
                 self._pulse.prepared(monotonic())
                 self._on_refused(message)

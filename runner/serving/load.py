@@ -7,18 +7,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runner.bundle.gguf import read_header
-from runner.config import EngineConfig
-from runner.engine.capacity import DEFAULT_CTX, DEFAULT_SLOTS, RESERVE_BYTES, Capacity, Wanted, choose_capacity, padded
+from runner.bundle.header import Header
+from runner.bundle.kv_cells import cell_bytes, check_cache_types
+from runner.config import EngineConfig, ModelFile
+from runner.engine.capacity import DEFAULT_CTX, DEFAULT_SLOTS, RESERVE_BYTES, Capacity, SlotMemory, Wanted, choose_capacity, padded
 from runner.engine.layout import Weights
+from runner.engine.memory_kind import MemoryKind
 from runner.engine.scheduler import Scheduler
 from runner.engine.slots import SlotPool
 from runner.errors import ConfigError, ModelError
 from runner.llama.backend import LlamaBackend
-from runner.llama.context import Context, ContextSize
+from runner.llama.context import Context, ContextSize, Kernels
 from runner.llama.heap import WarmHeap
 from runner.llama.library import LOG_ERROR, LOG_WARN, Device, Library
 from runner.llama.model import Model
@@ -103,26 +107,30 @@ class Native:
 def load_engine(config: EngineConfig, *, clock: Clock, progress: Callable[[float], None], native: Native | None = None) -> Engine:
     """Load. Raises ModelError where the model cannot be used, ConfigError where what was asked for does not fit."""
     started = clock()
-    # jinja2 takes 20 ms, and nothing needs it before the weights are there: those are read in native code meanwhile.
+    # jinja2 takes 20 ms, a header 10 to 40, and where there is no GPU nothing needs either before the weights are there: those are read
+    # in native code meanwhile.
     threading.Thread(target=importlib.import_module, args=("runner.llama.template",), daemon=True).start()
+    header = _read_meanwhile(config.model)
     native = native or Native.open()
     library, log = native.library, native.log
     devices = library.devices()
-    chosen, n_gpu_layers = _choose_devices(config, devices)
+    chosen, n_gpu_layers = _choose_devices(config, header, devices)
     model = Model(library, config.model, n_gpu_layers=n_gpu_layers, devices=chosen, progress=_throttled(progress))
     n_gpu_layers = model.n_layers + 1 if n_gpu_layers < 0 else min(n_gpu_layers, model.n_layers + 1)
-    capacity = _capacity(config, model, chosen, n_gpu_layers)
+    check_cache_types(header.result(), config)
+    capacity = _capacity(config, header.result(), model, chosen, n_gpu_layers)
     n_threads = config.n_threads or usable_threads()
     size = ContextSize(capacity.n_slots, capacity.n_ctx_slot, config.n_batch, n_threads, config.n_threads_batch or n_threads)
     model.vocabulary.begin_scan()
     with WarmHeap(capacity.kv_bytes if n_gpu_layers == 0 else 0, n_threads):
-        context = Context(library, model, size, config.flash_attn)
-    backend = LlamaBackend(library, model, context, size, on_gpu=n_gpu_layers > 0, clock=time.perf_counter)
+        context = Context(library, model, size, Kernels.of(config))
+    kind = _memory_kind(config, header.result(), model, size)
+    backend = LlamaBackend(library, model, context, size, kind, on_gpu=n_gpu_layers > 0, clock=time.perf_counter)
     template, template_note = _template(config, model)
     scheduler = Scheduler(
         SlotPool(size.n_slots),
         model.vocabulary,
-        Weights(model.size_bytes, model.cell_bytes),
+        Weights(model.size_bytes, cell_bytes(header.result(), config).total),
         n_batch=config.n_batch,
         itl_target_s=config.itl_target_s,
         prompt_chunk=config.prompt_chunk,
@@ -130,8 +138,11 @@ def load_engine(config: EngineConfig, *, clock: Clock, progress: Callable[[float
         max_running_per_client=config.max_running_per_client,
         share_grace_s=config.share_grace_s,
         kv_host_bytes=config.kv_host_mib * MIB if config.kv_host_mib is not None else int(available_memory() * _PARKED_SHARE),
+        kind=kind,
+        oldest=backend.oldest if kind.n_swa else lambda slot_id: 0,
     )
-    chose = _Chosen(size, n_gpu_layers, log, capacity, has_template=template is not None, notes=[*capacity.notes, *template_note])
+    notes = [*capacity.notes, *_window_note(config, model), *template_note]
+    chose = _Chosen(size, n_gpu_layers, log, capacity, has_template=template is not None, notes=notes)
     info = _describe(config, library, model, chose, devices, clock() - started)
     preparer = Preparer(model.vocabulary, template, n_ctx_slot=size.n_ctx_slot, seed=config.seed)
     return Engine(info, scheduler, backend, preparer, clock)
@@ -172,7 +183,7 @@ def _describe(config: EngineConfig, library: Library, model: Model, chose: _Chos
         n_threads=size.n_threads,
         n_threads_batch=size.n_threads_batch,
         n_gpu_layers=chose.n_gpu_layers,
-        flash_attn=config.flash_attn == "on" if chose.log.flash_attn is None else chose.log.flash_attn,
+        flash_attn=Kernels.of(config).flash_attn == "on" if chose.log.flash_attn is None else chose.log.flash_attn,
         kv_bytes=int(chose.log.kv_mib * MIB) or chose.capacity.kv_bytes,
         n_swa=model.n_swa,
         devices=[DeviceInfo(d.name, d.description, d.kind, d.memory_free, d.memory_total) for d in devices],
@@ -183,10 +194,31 @@ def _describe(config: EngineConfig, library: Library, model: Model, chose: _Chos
         notes=chose.notes,
         itl_target_s=config.itl_target_s,
         prompt_chunk=config.prompt_chunk,
+        cache_type_k=config.cache_type_k,
+        cache_type_v=config.cache_type_v,
+        swa_full=config.swa_full,
     )
 
 
-def _choose_devices(config: EngineConfig, devices: list[Device]) -> tuple[list[Device] | None, int]:
+def _memory_kind(config: EngineConfig, header: Header, model: Model, size: ContextSize) -> MemoryKind:
+    cell = cell_bytes(header, config)
+    return MemoryKind(
+        cell_bytes=cell.full,
+        slot_cells=padded(size.n_ctx_slot),
+        window_cell_bytes=cell.window,
+        n_swa=cell.n_swa,
+        can_be_cut=model.can_be_cut,
+    )
+
+
+def _read_meanwhile(model: ModelFile) -> Future[Header]:
+    executor = ThreadPoolExecutor(1)
+    header = executor.submit(read_header, model)
+    executor.shutdown(wait=False)
+    return header
+
+
+def _choose_devices(config: EngineConfig, header: Future[Header], devices: list[Device]) -> tuple[list[Device] | None, int]:
     """The devices to offload to (None: as llama.cpp chooses) and how many layers (-1: all)."""
     gpus = [device for device in devices if device.kind in ("gpu", "igpu")]
     if (config.device or "").casefold() == "cpu" or (config.device is None and not gpus):
@@ -198,14 +230,12 @@ def _choose_devices(config: EngineConfig, devices: list[Device]) -> tuple[list[D
             raise ConfigError(f"--device is {config.device!r}; this machine has: {names}", hint="slotfile doctor")
     if config.n_gpu_layers is not None:
         return gpus, config.n_gpu_layers
-    return gpus, _layers_that_fit(config, sum(device.memory_free for device in gpus))
+    return gpus, _layers_that_fit(config, header.result(), sum(device.memory_free for device in gpus))
 
 
-def _layers_that_fit(config: EngineConfig, free: int) -> int:
+def _layers_that_fit(config: EngineConfig, header: Header, free: int) -> int:
     """-1 (all) where weights, cells and compute buffers fit `free` bytes, else as many layers as do, each with its own cells."""
-    header = read_header(config.model)
-    n_slots, n_ctx = config.n_slots or DEFAULT_SLOTS, config.n_ctx_slot or DEFAULT_CTX
-    cells = n_slots * padded(n_ctx) * header.kv_bytes_per_token
+    cells = (config.n_slots or DEFAULT_SLOTS) * SlotMemory.of(header, config).n_bytes(config.n_ctx_slot or DEFAULT_CTX)
     room = free - RESERVE_BYTES
     if config.model.length + cells <= room:
         return -1
@@ -213,11 +243,11 @@ def _layers_that_fit(config: EngineConfig, free: int) -> int:
     return max(0, int(room / layer_bytes))
 
 
-def _capacity(config: EngineConfig, model: Model, gpus: list[Device] | None, n_gpu_layers: int) -> Capacity:
+def _capacity(config: EngineConfig, header: Header, model: Model, gpus: list[Device] | None, n_gpu_layers: int) -> Capacity:
     return choose_capacity(
         Wanted(config.n_slots, config.n_ctx_slot),
         n_ctx_train=model.n_ctx_train,
-        cell_bytes=model.cell_bytes,
+        slot=SlotMemory.of(header, config),
         weights_bytes=model.size_bytes,
         memory_bytes=_usable_memory(n_gpu_layers / (model.n_layers + 1), gpus or []),
     )
@@ -244,6 +274,10 @@ def _template(config: EngineConfig, model: Model) -> "tuple[ChatTemplate | None,
         if config.chat_template is not None:
             raise
         return None, [f"{error.message}: chat is refused, completions work"]
+
+
+def _window_note(config: EngineConfig, model: Model) -> list[str]:
+    return ["--swa-full changes nothing: no layer of the model has a sliding window"] if config.swa_full and model.n_swa == 0 else []
 
 
 def _throttled(progress: Callable[[float], None]) -> Callable[[float], None]:

@@ -1,17 +1,18 @@
 """The decode loop: the one thread that touches llama.cpp's context."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from runner.engine.backend import Backend
 from runner.engine.batch import BatchPlan, Outcome
-from runner.engine.kv import Park, Swap
+from runner.engine.kv import Copy, Fork, KvOp, Load, Park, Save, Swap, Trim
 from runner.engine.lifecycle import Reason, State
 from runner.engine.scheduler import Scheduler, StepResult
 from runner.engine.sequence import Sequence
 from runner.serving.prepare import Prepared
-from runner.serving.protocol import Cancel, Counters, Delta, Failed, Finished, SlotState, Snapshot, Stamps, StepEvents
+from runner.serving.protocol import Cancel, Counters, Delta, Failed, Finished, HostState, SlotState, Snapshot, Stamps, StepEvents
 from runner.serving.timings import GapHistogram
 
 _SNAPSHOT_EVERY_S = 0.05
@@ -32,6 +33,10 @@ class Totals:
     n_cached_tokens: int = 0
     n_swaps: int = 0
     n_parks: int = 0
+    n_forks: int = 0
+    n_saves: int = 0
+    n_loads: int = 0
+    n_violations: int = 0
     busy_s: float = 0.0
 
 
@@ -61,13 +66,15 @@ class EngineLoop:
         emit: Callable[[StepEvents], None],
         native: Callable[[], NativeSeconds],
         first_guess_s: float,
+        checks_each_step: bool = False,
     ) -> None:
+        """`checks_each_step`: what must hold of the cells is looked at after every step; else when there is nothing to do."""
         self.inbox: SimpleQueue[Message] = SimpleQueue()
         self.totals = Totals()
         self._gaps = GapHistogram()
         self._scheduler, self._backend = scheduler, backend
         self._clock, self._emit, self._native = clock, emit, native
-        self._first_guess_s = first_guess_s
+        self._first_guess_s, self._checks_each_step = first_guess_s, checks_each_step
         self._events = _no_events()
         self._snapshot_at = self._queue_at = 0.0
         self._had_queue = False
@@ -89,6 +96,7 @@ class EngineLoop:
         refused = []
         if plan.kv_ops:
             refused = self._backend.apply(plan.kv_ops)
+            self._count_moves(plan.kv_ops)
             moved_s = self._clock() - started
         if refused:
             plan = self._scheduler.without(plan, refused)
@@ -99,11 +107,25 @@ class EngineLoop:
         now = self._clock()
         self._count(plan)
         self._collect(self._scheduler.commit(plan, outcome, sampled, now, cells, moved_s=moved_s))
+        if self._checks_each_step or (plan.chunks and not self._scheduler.has_work):
+            self._check_cells(now)
         self._send(now)
         if plan.chunks:
             self.totals.busy_s += self._clock() - started
         if not self._scheduler.has_work:
             self._wait_for_work()
+
+    def _check_cells(self, now: float) -> None:
+        """Whatever does not hold costs one request: its slot's."""
+        orders = {op.slot_id: op.keep for op in self._scheduler.memory.orders if isinstance(op, Trim)}
+        for slot in self._scheduler.pool.slots:
+            if slot.slot_id in orders:
+                continue  # its tokens are those that it will have
+            why = self._backend.broken_invariant(slot.slot_id, len(slot.tokens))
+            if why is not None:
+                self.totals.n_violations += 1
+                sys.stderr.write(f"Slot {slot.slot_id} is emptied: {why}\n")
+                self._collect(self._scheduler.condemn(slot.slot_id, f"The slot's cells are damaged: {why}", now))
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
@@ -151,9 +173,21 @@ class EngineLoop:
             n_prompt_rows = plan.n_prompt_rows
             totals.n_prompt_rows += n_prompt_rows
             totals.n_decode_rows += plan.n_rows - n_prompt_rows
-        if plan.kv_ops:
-            totals.n_swaps += sum(isinstance(op, Swap) for op in plan.kv_ops)
-            totals.n_parks += sum(isinstance(op, Park) for op in plan.kv_ops)
+
+    def _count_moves(self, ops: Iterable[KvOp]) -> None:
+        totals = self.totals
+        for op in ops:
+            match op:
+                case Swap():
+                    totals.n_swaps += 1
+                case Park():
+                    totals.n_parks += 1
+                case Fork() | Copy():
+                    totals.n_forks += 1
+                case Save():
+                    totals.n_saves += 1
+                case Load():
+                    totals.n_loads += 1
 
     def _collect(self, result: StepResult) -> None:
         events = self._events
@@ -189,6 +223,10 @@ class EngineLoop:
             n_cached_tokens=totals.n_cached_tokens,
             n_moves=totals.n_swaps,
             n_parks=totals.n_parks,
+            n_forks=totals.n_forks,
+            n_saves=totals.n_saves,
+            n_loads=totals.n_loads,
+            n_violations=totals.n_violations,
             decode_s=native.decode_s,
             sample_s=native.sample_s,
             move_s=native.move_s,
@@ -200,7 +238,9 @@ class EngineLoop:
         longest_step_s = self._scheduler.longest_step_s or self._first_guess_s
         scheduler = self._scheduler
         n_waiting, queue = len(scheduler.waiting), self._queue_order()
-        return Snapshot(slots, n_waiting, counters, longest_step_s, scheduler.n_parked, scheduler.parked_bytes, queue)
+        host = scheduler.memory.host
+        kept = HostState(len(host), host.used_bytes, host.limit_bytes, scheduler.parked_bytes)
+        return Snapshot(slots, n_waiting, counters, longest_step_s, scheduler.n_parked, kept, queue)
 
     def _queue_order(self) -> list[str] | None:
         """Now and then, and once when the queue has become empty."""

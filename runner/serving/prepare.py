@@ -7,7 +7,9 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ from runner.errors import ContextLengthExceeded, InvalidRequest, RunnerError
 from runner.llama.vocabulary import Vocabulary
 from runner.serving.length import certainly_too_long, fewest_tokens, n_word_starts, text_bytes
 from runner.serving.protocol import Accepted, ChatPrompt, FromEngine, Prompt, Refused, Submit, TextPrompt, TokenPrompt
+from runner.serving.truncation import Fitted, Message, fit, reserved
 
 if TYPE_CHECKING:
     from runner.llama.template import ChatTemplate
@@ -26,30 +29,33 @@ _NO_TEMPLATE = "This model has no chat template: use /v1/completions, or start w
 _N_SEEDS = 2**32 - 1
 # A template may print the time: what it made is not kept for long.
 _N_RECENT, _RECENT_S = 4, 5.0
+# Of a slot: what a template may make of messages that fit one before its text is taken for too long. It writes some tokens around each.
+_MOST_WRITTEN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the decode thread gets: the sequence, and the text it should send first (`echo`)."""
+    """What the decode thread gets: the sequence, and the text it should send first (`echo`). `n_dropped` messages are not in the prompt."""
 
     sequence: Sequence
     echo: str
+    n_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What became of a prompt."""
+    """What became of a prompt that was to leave `n_reserved` tokens free."""
 
     prompt: Prompt
+    n_reserved: int
     at: float
-    tokens: list[int]
-    error: InvalidRequest | None
+    found: Fitted | InvalidRequest
 
-    def answer(self) -> list[int]:
+    def answer(self) -> Fitted:
         """The same again."""
-        if self.error is not None:
-            raise type(self.error)(self.error.message, param=self.error.param)
-        return list(self.tokens)
+        if isinstance(self.found, InvalidRequest):
+            raise type(self.found)(self.found.message, param=self.found.param)
+        return Fitted(list(self.found.tokens), self.found.n_dropped)
 
 
 class Preparer:
@@ -64,7 +70,9 @@ class Preparer:
 
     def prepare(self, submit: Submit, arrived_at: float, now: float) -> Prepared:
         """Raises InvalidRequest (ContextLengthExceeded where the prompt does not fit)."""
-        tokens = self._tokens(submit.prompt, now)
+        truncates = isinstance(submit.prompt, ChatPrompt) and submit.prompt.truncates
+        fitted = self._fitted(submit.prompt, reserved(submit.max_tokens, self._n_ctx_slot) if truncates else 0, now)
+        tokens = fitted.tokens
         room = self._n_ctx_slot - len(tokens)
         sampling = submit.sampling
         sampling = msgspec.structs.replace(sampling, seed=self._seed_for(submit))
@@ -78,9 +86,12 @@ class Preparer:
             cache_prompt=submit.cache_prompt,
             tier=submit.tier,
             owner=submit.owner,
+            domain=submit.domain,
+            session=submit.session,
+            is_stateless=submit.is_stateless,
             times=Times(arrived_at=arrived_at, prepared_at=now),
         )
-        return Prepared(sequence, self._echo(submit, tokens))
+        return Prepared(sequence, self._echo(submit, tokens), fitted.n_dropped)
 
     def _seed_for(self, submit: Submit) -> int:
         """The request's seed, else the server's, else a new one; 32 bits, as llama.cpp takes them (the last value means none)."""
@@ -89,55 +100,75 @@ class Preparer:
             seed = self._random.randrange(_N_SEEDS)
         return (seed + submit.seed_offset) % _N_SEEDS
 
-    def _tokens(self, prompt: Prompt, now: float) -> list[int]:
+    def _fitted(self, prompt: Prompt, n_reserved: int, now: float) -> Fitted:
         """From what was found a moment ago, where that was the same prompt: the answers of one request, or a client that insists."""
         if isinstance(prompt, TokenPrompt):
-            return self._computed(prompt)
+            return self._computed(prompt, n_reserved)
         for known in self._recent:
-            if now - known.at < _RECENT_S and known.prompt == prompt:
+            if now - known.at < _RECENT_S and known.n_reserved == n_reserved and known.prompt == prompt:
                 return known.answer()
         try:
-            tokens = self._computed(prompt)
+            fitted = self._computed(prompt, n_reserved)
         except InvalidRequest as error:
-            self._recent.appendleft(_Known(prompt, now, [], error))
+            self._recent.appendleft(_Known(prompt, n_reserved, now, error))
             raise
-        self._recent.appendleft(_Known(prompt, now, tokens, None))
-        return list(tokens)
+        known = _Known(prompt, n_reserved, now, fitted)
+        self._recent.appendleft(known)
+        return known.answer()
 
-    def _computed(self, prompt: Prompt) -> list[int]:
-        tokens = self._tokenized(prompt)
-        n_prompt, n_ctx = len(tokens), self._n_ctx_slot
+    def _computed(self, prompt: Prompt, n_reserved: int) -> Fitted:
+        fitted = self._tokenized(prompt, n_reserved)
+        n_prompt, n_ctx = len(fitted.tokens), self._n_ctx_slot
         param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-        if not tokens:
+        if not n_prompt:
             raise InvalidRequest("The prompt is empty: it has no token to continue from", param=param)
         if n_prompt >= n_ctx:
-            raise ContextLengthExceeded(
-                f"The prompt has {n_prompt:,} tokens; a slot holds {n_ctx:,}, and one at least must be left for the answer", param=param
-            )
-        return tokens
+            without = " without its earlier turns" if fitted.n_dropped else ""
+            text = f"The prompt has {n_prompt:,} tokens{without}; a slot holds {n_ctx:,}, and one at least must be left for the answer"
+            raise ContextLengthExceeded(text, param=param)
+        return fitted
 
-    def _tokenized(self, prompt: Prompt) -> list[int]:
+    def _tokenized(self, prompt: Prompt, n_reserved: int) -> Fitted:
         match prompt:
-            case ChatPrompt(messages):
-                if self._template is None:
-                    raise InvalidRequest(_NO_TEMPLATE, param="messages")
-                from runner.llama.template import tokenize_chat  # jinja2; the load imports it in a thread of its own
-
-                return tokenize_chat(self._template, self._vocabulary, messages, self._check_length)
+            case ChatPrompt(messages, truncates):
+                if truncates:
+                    return fit(messages, room=self._n_ctx_slot - n_reserved, cost=self._cost, tokenize=self._chat_tokens)
+                return Fitted(self._chat_tokens(messages))
             case TextPrompt(text):
                 self._check_length(text, param="prompt")
-                return self._vocabulary.with_bos(self._vocabulary.tokenize(text, parse_special=True))
+                return Fitted(self._vocabulary.with_bos(self._vocabulary.tokenize(text, parse_special=True)))
             case TokenPrompt(tokens):
                 self._check_ids(tokens)
-                return tokens
+                return Fitted(tokens)
 
-    def _check_length(self, text: str, param: str = "messages") -> None:
-        """Refuse before the tokeniser what cannot fit: on some texts it takes seconds a megabyte."""
+    def _chat_tokens(self, messages: Seq[Message], *, is_short: bool = False) -> list[int]:
+        if self._template is None:
+            raise InvalidRequest(_NO_TEMPLATE, param="messages")
+        from runner.llama.template import tokenize_chat  # jinja2; the load imports it in a thread of its own
+
+        check_length = partial(self._check_length, n_slots=_MOST_WRITTEN if is_short else 1)
+        return tokenize_chat(self._template, self._vocabulary, messages, check_length)
+
+    def _cost(self, message: Message) -> int:
+        """About a message's tokens. Of a text that certainly does not fit a slot only that is said."""
+        from runner.llama.template import texts_of
+
+        return 1 + sum(map(self._text_cost, texts_of(message)))
+
+    def _text_cost(self, text: str) -> int:
+        n_tokens = self._fewest_tokens(text)
+        return n_tokens if n_tokens >= self._n_ctx_slot else len(self._vocabulary.tokenize(text, parse_special=False))
+
+    def _check_length(self, text: str, param: str = "messages", n_slots: int = 1) -> None:
+        """Refuse before the tokeniser what cannot fit (so many slots): on some texts it takes seconds a megabyte."""
+        n_tokens = self._fewest_tokens(text)
+        if n_tokens >= self._n_ctx_slot * n_slots:
+            raise certainly_too_long(n_tokens, self._n_ctx_slot, param)
+
+    def _fewest_tokens(self, text: str) -> int:
         facts = self._vocabulary.facts
         n_bytes, n_starts = text_bytes(text, facts.unknown_bytes), n_word_starts(text)
-        n_tokens = fewest_tokens(n_bytes, facts.longest_piece_bytes, n_starts, facts.word_starts_per_token)
-        if n_tokens >= self._n_ctx_slot:
-            raise certainly_too_long(n_tokens, self._n_ctx_slot, param)
+        return fewest_tokens(n_bytes, facts.longest_piece_bytes, n_starts, facts.word_starts_per_token)
 
     def _check_ids(self, tokens: list[int]) -> None:
         if len(tokens) >= self._n_ctx_slot:
@@ -212,7 +243,7 @@ class PrepareThread:
                 answer = Refused(request_id, "request_cancelled", "The request was cancelled", None)
             if isinstance(answer, Prepared):
                 # Under the lock: a Cancel that no longer finds the request here must find it in the decode thread's inbox.
-                self._emit(Accepted(request_id, len(answer.sequence.prompt)))
+                self._emit(Accepted(request_id, len(answer.sequence.prompt), answer.n_dropped))
                 self._done(answer)
                 return
         self._emit(answer)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from runner.config import DEFAULT_ITL_TARGET_S, EngineConfig, SamplingDefaults
+from runner.config import DEFAULT_ITL_TARGET_S, CacheType, EngineConfig, SamplingDefaults
 from runner.engine.order import NOBODY, Owner, Tier
 from runner.engine.sampling import SamplingParams
 
@@ -18,9 +18,13 @@ LENGTH_BYTES: Final = 4
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, tag="chat"):
-    """Messages for the chat template: dicts with `role`, `content` and whatever the template knows beside them."""
+    """Messages for the chat template: dicts with `role`, `content` and whatever the template knows beside them.
+
+    `truncates`: oldest turns may go where they do not fit (serving/truncation.py).
+    """
 
     messages: list[dict[str, Any]]
+    truncates: bool = False
 
 
 class TextPrompt(msgspec.Struct, frozen=True, tag="text"):
@@ -49,6 +53,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
 
     `seed_offset` is added to the request's seed or the server's: the choices of one request differ, and can be had again.
     `arrived_at` is when the client took it over (see Stamps); it stays when a second engine gets it.
+    `domain` is the trust domain inside which cells are shared, `session` (empty: none) a conversation that comes back; both are digests or
+    empty, never a client's words. The cells of what `is_stateless` are forgotten at its end.
     """
 
     request_id: str
@@ -63,6 +69,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     arrived_at: float = 0.0
     tier: Tier = Tier.NORMAL
     owner: Owner = NOBODY
+    domain: str = ""
+    session: str = ""
+    is_stateless: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -123,6 +132,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     itl_target_s: float = DEFAULT_ITL_TARGET_S
     prompt_chunk: int = 0
+    cache_type_k: CacheType = "f16"
+    cache_type_v: CacheType = "f16"
+    swa_full: bool = False
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="loading"):
@@ -147,10 +159,14 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """The prompt is rendered, tokenised and fits a slot: from here on a failure is an error event, not a status."""
+    """The prompt is rendered, tokenised and fits a slot: from here on a failure is an error event, not a status.
+
+    `n_dropped` of its messages had to go for that.
+    """
 
     request_id: str
     n_prompt: int
+    n_dropped: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -229,6 +245,10 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     n_cached_tokens: int = 0
     n_moves: int = 0
     n_parks: int = 0
+    n_forks: int = 0
+    n_saves: int = 0
+    n_loads: int = 0
+    n_violations: int = 0
     decode_s: float = 0.0
     sample_s: float = 0.0
     move_s: float = 0.0
@@ -237,10 +257,19 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     itl_counts: list[int] = []
 
 
+class HostState(msgspec.Struct, frozen=True, array_like=True):
+    """Host memory for cells: saved states, bytes of these and of checkpoints and their bound, and of them those of parked sequences."""
+
+    n_states: int = 0
+    used_bytes: int = 0
+    limit_bytes: int = 0
+    parked_bytes: int = 0
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """The engine as of the last step: taken at most every 50 ms while busy, when it falls idle, and then once a second.
 
-    `n_waiting` sequences have no slot, `n_parked` of them had one; their cells take `parked_bytes` of host memory.
+    `n_waiting` sequences have no slot, `n_parked` of them had one.
     `queue` are the ids of those without a slot in the order in which they will get one, as far as it can be told (empty where they are
     too many); None: as it was said last.
     `longest_step_s` is what the slowest step should take: the front ends an engine that is silent for ten times as long.
@@ -251,7 +280,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     counters: Counters
     longest_step_s: float
     n_parked: int = 0
-    parked_bytes: int = 0
+    host: HostState = HostState()
     queue: list[str] | None = None
 
 

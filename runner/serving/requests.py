@@ -15,8 +15,8 @@ log = logging.getLogger("slotfile.engine")
 class Sink(Protocol):
     """Who receives one request's events, on the event loop, straight from the pipe. No method may block or raise."""
 
-    def on_accepted(self, n_prompt: int) -> None:
-        """The prompt fits; may come again after `restart`."""
+    def on_accepted(self, n_prompt: int, n_dropped: int = 0) -> None:
+        """The prompt fits, without `n_dropped` of its messages; may come again after `restart`."""
 
     def on_placed(self) -> None:
         """It holds a slot and is computed: it waits no more. May come before `on_accepted`, and again after `restart`."""
@@ -89,11 +89,11 @@ class LiveRequests:
         """None where it has ended."""
         return self._by_id.get(request_id)
 
-    def accept(self, request_id: str, n_prompt: int) -> None:
+    def accept(self, request_id: str, n_prompt: int, n_dropped: int) -> None:
         """The engine has prepared it."""
         if (live := self.get(request_id)) is not None:
             live.is_accepted = True
-            self._tell(live, live.sink.on_accepted, n_prompt)
+            self._tell(live, live.sink.on_accepted, n_prompt, n_dropped)
 
     def place(self, request_id: str) -> None:
         """The engine computes it."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from runner.engine.batch import BatchPlan, Outcome
-from runner.engine.kv import Drop, KvOp, Park, Swap, Trim, Unpark
+from runner.engine.kv import Copy, Drop, Forget, Fork, KvOp, Load, Park, Save, Swap, Trim, Unpark
 from runner.engine.sampling import SamplingParams
 
 TOKEN: Final = 1
@@ -27,7 +27,8 @@ class CountedCells:
 
     def __init__(self, n_slots: int, *, n_ctx: int, n_batch: int) -> None:
         self._n_cells = [0] * n_slots
-        self._parked: dict[str, int] = {}
+        self._chains: set[str] = set()
+        self._states: dict[int, int] = {}
         self._n_ctx, self._n_batch = n_ctx, n_batch
         self._sampled: list[list[int]] = [[TOKEN] * n for n in range(n_slots + 1)]
 
@@ -41,15 +42,22 @@ class CountedCells:
                     cells[slot_id] = keep
                 case Swap(source, target):
                     cells[source], cells[target] = cells[target], cells[source]
-                case Park(slot_id, ticket, keeps_cells):
-                    assert ticket not in self._parked, f"{ticket} is parked twice"
-                    self._parked[ticket] = cells[slot_id] if keeps_cells else 0
-                case Unpark(ticket, slot_id, has_cells):
-                    n = self._parked.pop(ticket)
-                    if has_cells:
-                        cells[slot_id] = n
-                case Drop(ticket):
-                    del self._parked[ticket]
+                case Fork(source, target, keep) | Copy(source, target, keep):
+                    assert source != target
+                    assert keep <= cells[source]
+                    cells[target] = keep
+                case Save(slot_id, state_id):
+                    assert state_id not in self._states, f"state {state_id} is saved twice"
+                    self._states[state_id] = cells[slot_id]
+                case Load(state_id, slot_id):
+                    cells[slot_id] = self._states[state_id]
+                case Forget(state_id):
+                    self._states.pop(state_id, None)
+                case Park(_, ticket):
+                    assert ticket not in self._chains, f"{ticket} is parked twice"
+                    self._chains.add(ticket)
+                case Unpark(ticket) | Drop(ticket):
+                    self._chains.remove(ticket)
         return []
 
     def decode(self, plan: BatchPlan) -> Outcome:
@@ -80,6 +88,11 @@ class CountedCells:
         """Cells that are there."""
         return self._n_cells[slot_id]
 
+    def broken_invariant(self, slot_id: int, n_tokens: int) -> str | None:
+        """By number."""
+        n_cells = self._n_cells[slot_id]
+        return None if n_cells == n_tokens else f"the slot has {n_cells} cells, its tokens are {n_tokens}"
+
     def n_moved(self, ops: Iterable[KvOp]) -> int:
         """Cells that these operations copy, asked before they are carried out."""
         n = 0
@@ -87,13 +100,17 @@ class CountedCells:
             match op:
                 case Swap(source, target):
                     n += self._n_cells[source] + self._n_cells[target]
-                case Park(slot_id, _, keeps_cells):
-                    n += self._n_cells[slot_id] if keeps_cells else 0
-                case Unpark(ticket, _, has_cells):
-                    n += self._parked.get(ticket, 0) if has_cells else 0
+                case Save(slot_id):
+                    n += self._n_cells[slot_id]
+                case Load(state_id):
+                    n += self._states.get(state_id, 0)
+                case Copy(source):
+                    n += 2 * self._n_cells[source]
+                case Fork():
+                    n += self._n_ctx
         return n
 
     @property
     def n_parked(self) -> int:
-        """Tickets that nobody has given back."""
-        return len(self._parked)
+        """Chains that nobody has given back."""
+        return len(self._chains)

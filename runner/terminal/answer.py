@@ -45,7 +45,7 @@ class Answer:
         if not self.is_over:
             self._ending.set_result(Ending.STOPPED)
 
-    def on_accepted(self, n_prompt: int) -> None:
+    def on_accepted(self, n_prompt: int, n_dropped: int = 0) -> None:
         """Sink: the prompt fits its slot."""
         if self._max_prompt is not None and n_prompt > self._max_prompt:
             self.on_failed(

@@ -11,6 +11,7 @@ from typing import Final, TextIO
 
 import click
 
+from runner.config import EngineConfig
 from runner.errors import RunnerError
 from runner.serving.protocol import Finished, ModelInfo, SlotState, Snapshot
 from runner.terminal.pump import OutputPump
@@ -121,10 +122,16 @@ def chosen_lines(info: ModelInfo) -> list[str]:
         threads += f" ({info.n_threads_batch} for prompts)"
     lines = [
         f"{info.name}: {info.description}, loaded in {info.load_s:.2f} s",
-        f"{counted(info.n_slots, 'slot')} x {info.n_ctx_slot:,} tokens, KV cache {info.kv_bytes / MIB:,.0f} MiB, {threads}",
+        f"{counted(info.n_slots, 'slot')} x {info.n_ctx_slot:,} tokens, {kv_text(info.kv_bytes, info)}, {threads}",
         f"{_device(info)}, CPU library {info.cpu_library}",
     ]
     return lines + info.notes
+
+
+def kv_text(n_bytes: int, types: ModelInfo | EngineConfig) -> str:
+    """What the cells take, and of which types they are."""
+    windows = ", windows kept in full" if types.swa_full else ""
+    return f"KV cache {n_bytes / MIB:,.0f} MiB (K {types.cache_type_k}, V {types.cache_type_v}{windows})"
 
 
 def _device(info: ModelInfo) -> str:

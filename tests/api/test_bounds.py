@@ -208,6 +208,17 @@ async def test_tokens_count_while_they_come_and_a_prompt_by_its_size_until_it_is
         await asyncio.gather(*tasks)
 
 
+async def test_conversation_that_will_be_cut_counts_as_no_more_than_a_slot_holds() -> None:
+    async with serving(tokens_per_minute=1000) as stack:  # a slot holds 512
+        stack.engine.enqueue(Script(accept_gate=(accept := gate()), n_prompt=10))
+        turns = [{"role": "user", "content": "x" * 400}, {"role": "assistant", "content": "y" * 400}] * 50
+        long = asyncio.create_task(stack.wire.chat(messages=[*turns, HELLO["messages"][0]], truncation="auto"))
+        await until(lambda: stack.engine.n_live == 1)
+        assert (await stack.wire.chat()).status == 200
+        accept.set()
+        assert (await long).status == 200
+
+
 async def test_refused_request_costs_no_tokens_and_one_client_not_the_others() -> None:
     keys = (ApiKey(secret="a", name="a"), ApiKey(secret="b", name="b"))
     async with serving(tokens_per_minute=60, file_keys=keys) as stack:

@@ -9,6 +9,8 @@ from runner.errors import ConfigError
 def test_values_take_the_kind_of_their_option() -> None:
     texts = ("ctx=4096", "temperature=0.2", "top_k=20", "flash-attn=off", "drain-timeout=1.5")
     assert parse_arguments(texts) == {"ctx": 4096, "temperature": 0.2, "top_k": 20, "flash-attn": "off", "drain-timeout": 1.5}
+    flags = parse_arguments(("isolate-clients=1", "stateless=False"))
+    assert (flags["isolate-clients"], flags["stateless"]) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +23,8 @@ def test_values_take_the_kind_of_their_option() -> None:
         ("temperature=nan", "finite"),
         ("top_p=inf", "finite"),
         ("flash-attn=maybe", "auto, on, off"),
+        ("stateless=often", "1, true, 0, false"),
+        ("stateless=", "1, true, 0, false"),
         ("model=x.gguf", "can travel"),
         ("colour=red", "can travel"),
     ],

@@ -88,8 +88,30 @@ def test_info_shows_an_executable_a_runtime_and_a_plain_gguf(tmp_path: Path, mod
 def test_info_for_people_names_every_fact_on_a_line(tmp_path: Path, model: Path, runtime: Path) -> None:
     lines = CliRunner().invoke(info, [str(packed(tmp_path, model, runtime, "--arg", "ctx=64")), "--verify"]).stdout.splitlines()
     assert "  arguments             ctx=64" in lines
-    assert "  kv bytes per token    192" in lines
+    assert lines[lines.index("kv cache") : -1] == [
+        "kv cache",
+        "  slots                 4",
+        "  tokens per slot       64",
+        "  keys                  f16",
+        "  values                f16",
+        "  bytes per token       192",
+        "  bytes                 196,608",
+    ]
     assert lines[-1].startswith("verified")
+
+
+def test_info_counts_the_cells_of_the_slots_and_types_that_are_asked_for(model: Path) -> None:
+    options = ["--slots", "8", "--ctx", "1000", "--cache-type-k", "f32"]
+    shown = json.loads(CliRunner().invoke(info, [str(model), "--json", *options]).stdout)
+    assert shown["kv_cache"] == {
+        "slots": 8,
+        "tokens_per_slot": 1000,
+        "keys": "f32",
+        "values": "f16",
+        "bytes_per_token": 288,
+        "bytes": 8 * 1024 * 288,
+    }
+    assert "no multiple of 32" in failure_of(CliRunner().invoke(info, [str(model), "--cache-type-k", "q8_0"]))
 
 
 def test_verify_needs_a_manifest(model: Path) -> None:

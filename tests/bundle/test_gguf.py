@@ -49,14 +49,12 @@ def test_header_tells_what_the_engine_needs(scratch: Path) -> None:
     ]
 
 
-def test_kv_bytes_count_keys_and_values_of_each_layer_as_f16(scratch: Path) -> None:
-    assert read(scratch, small_gguf().encode()).kv_bytes_per_token == (2 + 1) * (16 + 16) * 2
-
-
-def test_stated_key_and_value_lengths_go_before_the_derived_ones(scratch: Path) -> None:
+def test_heads_are_as_long_as_the_file_says_else_as_fits_the_width(scratch: Path) -> None:
     gguf = small_gguf()
+    derived = read(scratch, gguf.encode())
     gguf.metadata |= {"llama.attention.key_length": 20, "llama.attention.value_length": 12}
-    assert read(scratch, gguf.encode()).kv_bytes_per_token == (2 + 1) * (20 + 12) * 2
+    stated = read(scratch, gguf.encode())
+    assert [(header.head_length("key"), header.head_length("value")) for header in (derived, stated)] == [(16, 16), (20, 12)]
 
 
 def test_model_inside_another_file_reads_as_the_file_itself(scratch: Path) -> None:

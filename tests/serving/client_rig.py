@@ -21,15 +21,16 @@ class Heard:
 
     def __init__(self) -> None:
         self.n_prompt: int | None = None
+        self.n_dropped = 0
         self.text = ""
         self.stamps: list[float] = []
         self.n_tokens = 0
         self._done: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         self.first = asyncio.Event()
 
-    def on_accepted(self, n_prompt: int) -> None:
+    def on_accepted(self, n_prompt: int, n_dropped: int = 0) -> None:
         """Keep the length."""
-        self.n_prompt = n_prompt
+        self.n_prompt, self.n_dropped = n_prompt, n_dropped
 
     def on_placed(self) -> None:
         """Nothing to keep."""

@@ -146,7 +146,7 @@ async def test_acceptance_may_come_again_from_the_next_engine(client: EngineClie
     class Counting(Heard):
         n_accepted = 0
 
-        def on_accepted(self, n_prompt: int) -> None:
+        def on_accepted(self, n_prompt: int, n_dropped: int = 0) -> None:
             self.n_accepted += 1
 
     heard = Counting()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.engine.kv import Park, Unpark
+from runner.engine.kv import Forget, Load, Park, Save, Trim, Unpark
 from runner.engine.lifecycle import State
 from runner.engine.order import Tier
 from runner.engine.sampling import SamplingParams
@@ -124,16 +124,19 @@ def test_the_cells_that_come_back_are_those_that_were_saved(smollm2_table: Table
     while slow.n_generated < 5:
         smollm2_table.loop.step()
     n_cells = backend.n_cells(0)
-    saved = backend._save(0)
+    states = backend._states
+    saved = states.read(0)
+    chain = backend._chains[0]
     assert saved is not None
-    backend.apply([Park(0, "x", keeps_cells=True)])
-    chain = backend._parked["x"].chain
-    backend._clear(0)
+    assert backend.apply([Save(0, 1_000_000), Park(0, "x"), Trim(0, 0)]) == []
     assert backend.n_cells(0) == 0
-    assert backend.apply([Unpark("x", 0, has_cells=True)]) == []
+    assert backend.apply([Load(1_000_000, 0), Unpark("x", 0), Forget(1_000_000)]) == []
     assert backend.n_cells(0) == n_cells
-    assert bytes(backend._save(0) or b"") == bytes(saved)
+    assert bytes(states.read(0) or b"") == bytes(saved)
     assert backend._chains[0] == chain
+    assert backend.apply([Load(1_000_000, 0)]) == [Load(1_000_000, 0)]
+    assert backend.n_cells(0) == 0
+    assert states.write(0, saved)
     smollm2_table.finish(slow)
 
 
@@ -143,7 +146,7 @@ def test_without_room_in_host_memory_the_answer_is_computed_again_and_goes_on(sm
     prompt = tokens(60, 70)
     alone = smollm2_table.ask(prompt, 12, temperature=0.0)
     smollm2_table.finish(alone)
-    before, scheduler._host.limit_bytes = scheduler._host.limit_bytes, 0
+    before, scheduler.memory.host.limit_bytes = scheduler.memory.host.limit_bytes, 0
     try:
         slow = smollm2_table.ask(prompt, 12, tier=Tier.LOW, temperature=0.0)
         while slow.n_generated < 6:
@@ -151,6 +154,6 @@ def test_without_room_in_host_memory_the_answer_is_computed_again_and_goes_on(sm
         urgent = smollm2_table.ask(tokens(6, 80), 2, tier=Tier.HIGH)
         smollm2_table.finish(urgent, slow)
     finally:
-        scheduler._host.limit_bytes = before
+        scheduler.memory.host.limit_bytes = before
     assert slow.n_parks == 1
     assert smollm2_table.texts[slow.request_id][:30] == smollm2_table.texts[alone.request_id][:30]

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,8 @@ class SlowPreparer:
         if submit.prompt.text == "bug":
             raise ZeroDivisionError("ours")
         times = Times(arrived_at=arrived_at, prepared_at=now)
-        return Prepared(Sequence(request_id=submit.request_id, prompt=[1], sampling=submit.sampling, max_tokens=1, times=times), "")
+        sequence = Sequence(request_id=submit.request_id, prompt=[1], sampling=submit.sampling, max_tokens=1, times=times)
+        return Prepared(sequence, "", n_dropped=4 if submit.prompt.text == "long" else 0)
 
 
 class Rig:
@@ -93,6 +95,12 @@ def test_requests_are_handed_on_in_their_order_each_after_its_acceptance(rig: Ri
         rig.thread.submit(submit(request_id))
     rig.go(3)
     assert rig.out(6) == [Accepted("a", 1), "a", Accepted("b", 1), "b", Accepted("c", 1), "c"]
+
+
+def test_acceptance_says_how_many_messages_were_dropped(rig: Rig) -> None:
+    rig.thread.submit(submit("a", "long"))
+    rig.go()
+    assert rig.out(1) == [Accepted("a", 1, 4)]
 
 
 def test_a_cancel_before_preparing_saves_the_work(rig: Rig) -> None:
@@ -163,6 +171,7 @@ class CountingVocabulary:
     """A token a character, at most ten bytes each; remembers what it was asked."""
 
     n_tokens = 1000
+    control_pattern = None
     facts = VocabularyFacts(frozenset(), {}, longest_piece_bytes=10, word_starts_per_token=1, unknown_bytes=b"")
 
     def __init__(self) -> None:
@@ -239,3 +248,78 @@ def test_refusals(preparer: Preparer, prompt: Prompt, message: str, param: str) 
     with pytest.raises(InvalidRequest, match=message) as caught:
         prepare(preparer, prompt)
     assert caught.value.param == param
+
+
+class PlainTemplate:
+    """Renders a message as its content between brackets."""
+
+    def render(self, messages: list[dict[str, Any]]) -> str:
+        return "".join(f"[{message['content']}]" for message in messages)
+
+
+@pytest.fixture
+def chat_preparer(vocabulary: CountingVocabulary) -> Preparer:
+    """Slots of 100 tokens: a character each, and two around a message."""
+    return Preparer(vocabulary, PlainTemplate(), n_ctx_slot=100, seed=5)  # type: ignore[arg-type]
+
+
+def turns(n: int) -> list[dict[str, Any]]:
+    """So many turns of 14 tokens, after a system prompt of 4 and before a question of 8."""
+    middle = [{"role": role, "content": f"{role[0]}{turn:04}"} for turn in range(n) for role in ("user", "assistant")]
+    return [{"role": "system", "content": "be"}, *middle, {"role": "user", "content": "final?"}]
+
+
+def rendered(sequence: Sequence) -> str:
+    """A prompt as text."""
+    return "".join(map(chr, sequence.prompt))
+
+
+def test_oldest_turns_go_where_they_may_and_room_is_left_for_the_answer(chat_preparer: Preparer) -> None:
+    prompt = ChatPrompt(turns(50), truncates=True)
+    prepared = chat_preparer.prepare(Submit(request_id="a", prompt=prompt, sampling=SamplingParams()), 0.0, 0.0)
+    text = rendered(prepared.sequence)
+    assert text == "[be][u0048][a0048][u0049][a0049][final?]"
+    assert (prepared.n_dropped, prepared.sequence.max_tokens) == (96, 100 - len(text))
+    with pytest.raises(ContextLengthExceeded, match=r"The prompt has 712 tokens; a slot holds 100, and one at least must be left"):
+        prepare(chat_preparer, ChatPrompt(turns(50)))
+
+
+def test_room_that_the_answer_needs_decides_what_fits(chat_preparer: Preparer) -> None:
+    prompt = ChatPrompt(turns(5), truncates=True)  # of 82 tokens
+    assert len(rendered(prepare(chat_preparer, prompt, max_tokens=18))) == 82
+    assert len(rendered(prepare(chat_preparer, prompt, max_tokens=19))) < 82
+    assert len(rendered(prepare(chat_preparer, prompt))) < 75
+
+
+def test_last_turn_that_does_not_fit_is_a_refusal_with_both_numbers(chat_preparer: Preparer) -> None:
+    last = {"role": "user", "content": "x" * 94}
+    assert len(prepare(chat_preparer, ChatPrompt([*turns(9), last | {"content": "x" * 93}], truncates=True)).prompt) == 99
+    with pytest.raises(ContextLengthExceeded) as caught:
+        prepare(chat_preparer, ChatPrompt([*turns(9), last], truncates=True))
+    assert caught.value.message.startswith("The prompt has 100 tokens without its earlier turns; a slot holds 100, ")
+    with pytest.raises(ContextLengthExceeded, match="The prompt has at least 1,000 tokens; a slot holds 100"):
+        prepare(chat_preparer, ChatPrompt([*turns(9), last | {"content": "x" * 9994}], truncates=True))
+
+
+def test_turn_that_certainly_does_not_fit_is_not_tokenised(chat_preparer: Preparer, vocabulary: CountingVocabulary) -> None:
+    messages = [*turns(2), {"role": "assistant", "content": "x" * 100_000}, *turns(1)[1:]]
+    prepared = prepare(chat_preparer, ChatPrompt(messages, truncates=True))
+    assert rendered(prepared) == "[be][u0000][a0000][final?]"
+    assert max(map(len, vocabulary.asked)) < 100
+
+
+def test_answers_of_one_request_are_cut_once(chat_preparer: Preparer, vocabulary: CountingVocabulary) -> None:
+    prompt = ChatPrompt(turns(50), truncates=True)
+    first = prepare(chat_preparer, prompt)
+    n_asked = len(vocabulary.asked)
+    second = chat_preparer.prepare(Submit(request_id="b", prompt=prompt, sampling=SamplingParams()), 0.0, 0.0)
+    assert (first.prompt, second.n_dropped, len(vocabulary.asked)) == (second.sequence.prompt, 96, n_asked)
+    assert len(prepare(chat_preparer, prompt, max_tokens=1).prompt) > len(first.prompt)
+
+
+def test_whom_a_request_shares_with_reaches_the_sequence(preparer: Preparer) -> None:
+    asked = Submit(request_id="a", prompt=TextPrompt("a"), sampling=SamplingParams(), domain="d", session="s", is_stateless=True)
+    sequence = preparer.prepare(asked, 0.0, 0.0).sequence
+    assert (sequence.domain, sequence.session, sequence.is_stateless) == ("d", "s", True)
+    sequence = prepare(preparer, TextPrompt("b"))
+    assert (sequence.domain, sequence.session, sequence.is_stateless) == ("", "", False)

@@ -34,13 +34,15 @@ TO_ENGINE = [
     Configure(EngineConfig(model=ModelFile("m.gguf", 65536, 10), model_name="m")),
     Submit(request_id="a", prompt=ChatPrompt([{"role": "user", "content": "hi"}]), sampling=SamplingParams(), stop=("x",)),
     Submit(request_id="b", prompt=TextPrompt("hi"), sampling=SamplingParams(logit_bias=((5, -1.0),)), max_tokens=3),
-    Submit(request_id="c", prompt=TokenPrompt([1, 2]), sampling=SamplingParams()),
+    Submit(request_id="c", prompt=TokenPrompt([1, 2]), sampling=SamplingParams(), domain="d", session="s", is_stateless=True),
+    Submit(request_id="d", prompt=ChatPrompt([{"role": "user", "content": "hi"}], truncates=True), sampling=SamplingParams()),
     Cancel("a"),
 ]
 FROM_ENGINE = [
     LoadProgress(0.5),
     LoadFailed("no", is_final=True),
     Accepted("a", 7),
+    Accepted("a", 7, 12),
     Refused("a", "invalid_request_error", "no", "messages"),
     StepEvents(["a"], [Delta("a", "é", 1)], [Finished("b", "stop", 1, 0, 2, Stamps(1.0, 2.0, 3.0, 4.0, 5.0))], [Failed("c", "x", "y")]),
 ]

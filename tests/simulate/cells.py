@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from runner.engine.batch import BatchPlan
-from runner.engine.kv import KvOp
+from runner.engine.kv import Copy, Fork, KvOp, Load, Save, Swap, Trim
 from runner.engine.lifecycle import State
 from runner.engine.scheduler import Scheduler, StepResult
 from runner.engine.sequence import Sequence
@@ -33,8 +33,8 @@ class Cells(FakeBackend):
         return list(range(first, self._n_sampled))
 
     def n_moved(self, ops: Iterable[KvOp]) -> int:
-        """Some."""
-        return len(list(ops))
+        """One each."""
+        return sum(isinstance(op, Swap | Fork | Copy | Save | Load) for op in ops)
 
 
 class Watch:
@@ -61,9 +61,8 @@ class Watch:
         scheduler = self.scheduler
         for slot in scheduler.pool.slots:
             expected = self.cells.cells[slot.slot_id]
-            if slot.slot_id in scheduler._repairs:
-                expected = expected[: scheduler._repairs[slot.slot_id].keep]
-            assert slot.tokens == expected, f"slot {slot.slot_id} has other cells than tokens"
+            cuts = [op.keep for op in scheduler.memory.orders if isinstance(op, Trim) and op.slot_id == slot.slot_id]
+            assert slot.tokens == expected[: min(cuts, default=len(expected))], f"slot {slot.slot_id} has other cells than tokens"
             assert slot.sequence is None or slot.sequence.slot_id == slot.slot_id
         held = [slot.sequence for slot in scheduler.pool.slots if slot.sequence is not None]
         assert set(map(id, held)) == set(map(id, scheduler.running))
@@ -94,4 +93,5 @@ class Watch:
         assert len(scheduler.waiting) == 0
         assert all(slot.is_free for slot in scheduler.pool.slots)
         assert scheduler.parked_bytes == 0
-        assert self.cells.kept == {}
+        assert self.cells.chains == {}
+        assert len(self.cells.states) == len(scheduler.memory.host)

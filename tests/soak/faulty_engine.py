@@ -1,7 +1,7 @@
 """An engine process whose back end fails now and then, as llama.cpp might: `python -m tests.soak.faulty_engine SEED RATE LEAK_KIB`.
 
     decode     NO_ROOM, INVALID, BROKEN: before anything was computed, after all was, or with one slot's cells lost
-    apply      a trim, swap, park or unpark that the cache refuses
+    apply      an operation on cells that the cache refuses
     sample     raises once after SIGUSR1, which ends the process as a fault in a sampler does
 
 RATE is the share of decodes that fail; of the operations on cells, which are rarer, ten times as many do.
@@ -15,7 +15,8 @@ import sys
 from unittest.mock import patch
 
 from runner.engine.batch import BatchPlan, Outcome
-from runner.llama.backend import LlamaBackend, State
+from runner.engine.kv import Copy, Drop, Forget, Fork, KvOp, Load, Park, Rewind, Swap, Trim, Unpark
+from runner.llama.backend import LlamaBackend
 from runner.serving import load
 from runner.serving.process import engine_main
 
@@ -71,20 +72,19 @@ def faulty(faults: Faults) -> type[LlamaBackend]:
             elif how == "lost":
                 self._clear(faults.random.choice(plan.chunks).slot_id)
 
-        def _trim(self, slot_id: int, keep: int) -> bool:
-            if keep > 0 and faults.strikes(CELLS):
-                self._clear(slot_id)
-                return False
-            return super()._trim(slot_id, keep)
-
-        def _save(self, slot_id: int) -> State | None:
-            return None if faults.strikes(CELLS) else super()._save(slot_id)
-
-        def _restore(self, slot_id: int, buffer: State) -> bool:
-            if faults.strikes(CELLS):
-                self._clear(slot_id)
-                return False
-            return super()._restore(slot_id, buffer)
+        def _apply(self, op: KvOp) -> bool:
+            if isinstance(op, Park | Unpark | Drop | Forget) or not faults.strikes(CELLS):
+                return super()._apply(op)
+            match op:
+                case Trim(slot_id) | Load(_, slot_id) | Rewind(_, slot_id):
+                    self._clear(slot_id)
+                case Fork(_, target) | Copy(_, target):
+                    self._clear(target)
+                case Swap(source, target):
+                    self._chains[source], self._chains[target] = self._chains[target], self._chains[source]
+                    self._clear(source)
+                    self._clear(target)
+            return False
 
     return FaultyBackend
 

@@ -5,13 +5,14 @@ import io
 import threading
 import time
 
+import msgspec
 import pytest
 
 from runner.errors import ConfigError
 from runner.serving.protocol import Finished
 from runner.terminal.progress import progress_line
 from runner.terminal.pump import OutputPump
-from runner.terminal.render import chosen_lines, speed_line
+from runner.terminal.render import chosen_lines, kv_text, speed_line
 from tests.fakes import model_info
 from tests.terminal.scripted import STAMPS
 
@@ -103,6 +104,11 @@ def test_speed_is_that_between_the_first_and_the_last_token(n: int, line: str) -
 def test_what_was_chosen_is_three_lines_and_the_notes() -> None:
     assert chosen_lines(model_info()) == [
         "fake-model: fake 1M, loaded in 0.00 s",
-        "4 slots x 512 tokens, KV cache 0 MiB, 1 thread",
+        "4 slots x 512 tokens, KV cache 0 MiB (K f16, V f16), 1 thread",
         "CPU only, CPU library fake",
     ]
+
+
+def test_types_of_keys_and_values_and_full_windows_are_named() -> None:
+    info = msgspec.structs.replace(model_info(), cache_type_k="q8_0", cache_type_v="q4_0", swa_full=True)
+    assert kv_text(3 << 20, info) == "KV cache 3 MiB (K q8_0, V q4_0, windows kept in full)"
