@@ -30,7 +30,9 @@ class LoadedModel:
         """`n` ordinary tokens, the same in each call and all different from their neighbours."""
         return [300 + i * 7919 % 5000 for i in range(n)]
 
-    def slots(self, n_slots: int = 2, n_ctx_slot: int = 1024, n_batch: int = 512, *, flash_attn: FlashAttn = "auto", swa_full: bool = False) -> "Slots":
+    def slots(
+        self, n_slots: int = 2, n_ctx_slot: int = 1024, n_batch: int = 512, *, flash_attn: FlashAttn = "auto", swa_full: bool = False
+    ) -> "Slots":
         """A context."""
         return Slots(self, ContextSize(n_slots, n_ctx_slot, n_batch, 2, 2), Kernels(flash_attn, swa_full=swa_full))
 

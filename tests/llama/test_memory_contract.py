@@ -265,9 +265,9 @@ def test_what_a_state_weighs(load: Load, kind: str, n_slots: int, flash_attn: st
 
 
 def test_a_shift_is_queued_and_a_state_must_wait_for_it(load: Load) -> None:
-    story = Story(load("full"))
+    story = Story(load("window"))
     keep, gone = 20, 100
-    with story.loaded.slots(3) as slots:
+    with story.loaded.slots(3, swa_full=True) as slots:
         assert slots.can_shift()
         slots.feed(0, story.first)
         slots.remove(0, keep, keep + gone)
