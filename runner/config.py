@@ -21,6 +21,7 @@ DEFAULT_MAX_BODY: Final = 8 * 1024 * 1024
 DEFAULT_ITL_TARGET_S: Final = 0.215
 DEFAULT_QUEUE_TOKENS: Final = 1_000_000
 MAX_DEADLINE_S: Final = 86_400
+DEFAULT_KV_DIR_MIB: Final = 4096
 
 
 class ModelFile(msgspec.Struct, frozen=True):
@@ -64,6 +65,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache_type_k: CacheType = "f16"
     cache_type_v: CacheType = "f16"
     swa_full: bool = False
+    context_shift: bool = False
     seed: int | None = None
     chat_template: str | None = None
     sampling: SamplingDefaults = SamplingDefaults()
@@ -73,6 +75,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     share_grace_s: float = 1.0
     max_running_per_client: int = 0  # 0: no limit
     kv_host_mib: int | None = None
+    checks_each_step: bool = False
+    kv_dir: str | None = None
+    kv_dir_mib: int = DEFAULT_KV_DIR_MIB
+    model_sha256: str | None = None  # of the GGUF, where the model's manifest says it
 
 
 TierName = Literal["high", "normal", "low", "batch"]
@@ -137,7 +143,7 @@ class Setting:
     """
 
     name: str
-    kind: Literal["str", "int", "float", "path", "choice", "list", "flag"]
+    kind: Literal["str", "int", "float", "path", "directory", "choice", "list", "flag"]
     help: str
     default: str | int | float | bool | None = None
     short: str | None = None
@@ -155,6 +161,12 @@ class Setting:
         """The environment variable that sets the same value."""
         return ENV_PREFIX + self.name.upper().replace("-", "_")
 
+
+KV_DIR_SETTING: Final = Setting(
+    "kv-dir",
+    "directory",
+    "directory that keeps conversations, their tokens and cells, beyond a restart; its owner's alone, mode 0700 (default: none)",
+)
 
 MODEL_SETTINGS: Final = (
     Setting("model", "path", "GGUF file to load instead of the one inside this executable", short="-m"),
@@ -184,6 +196,12 @@ MODEL_SETTINGS: Final = (
         "swa-full",
         "flag",
         "keep all cells of a slot in layers with a sliding window too: more memory, and every prefix can be used again",
+        default=False,
+    ),
+    Setting(
+        "context-shift",
+        "flag",
+        "where max_tokens is more than the slot has room for, forget the middle of the text and go on, instead of ending",
         default=False,
     ),
     Setting("seed", "int", "seed for requests that bring none (default: a new one for each request)", min=0, max=2**32 - 2),
@@ -220,6 +238,15 @@ MODEL_SETTINGS: Final = (
         "host memory in MiB for the cells of parked requests (default: a quarter of what is free at the start)",
         min=0,
         max=1 << 24,
+    ),
+    KV_DIR_SETTING,
+    Setting(
+        "kv-dir-mib",
+        "int",
+        "size of that directory in MiB at most; what was longest unused is deleted first",
+        default=DEFAULT_KV_DIR_MIB,
+        min=1,
+        max=1 << 30,
     ),
     Setting("chat-template", "path", "file with a Jinja chat template that replaces the model's own"),
     Setting(

@@ -29,6 +29,16 @@ SETTINGS = (*MODEL_SETTINGS, *SERVER_SETTINGS, *LOG_SETTINGS, *ANSWER_SETTINGS)
 FIELDS = {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
 
 
+# What a setting without choices and bounds takes, by its kind.
+WORDS = {
+    "path": "file",
+    "directory": "directory",
+    "list": "text, several",
+    "str": "text",
+    "flag": "nothing; 1, true, 0 or false in the environment",
+}
+
+
 def section(title: str) -> list[str]:
     """The lines of one section."""
     start = LINES.index(f"## {title}")
@@ -58,9 +68,7 @@ def takes(setting: Setting) -> str:
     if setting.choices:
         return ", ".join(setting.choices)
     if setting.min is None:
-        return {"path": "file", "list": "text, several", "str": "text", "flag": "nothing; 1, true, 0 or false in the environment"}[
-            setting.kind
-        ]
+        return WORDS[setting.kind]
     return f"{setting.min:.0f} to {setting.max:.0f}" if setting.max is not None else f"at least {setting.min:.0f}"
 
 

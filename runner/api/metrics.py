@@ -26,6 +26,7 @@ ENGINE_COUNTERS: Final = {
     "n_forks": ("engine_forks", "Prefixes copied from one slot to another"),
     "n_saves": ("engine_saves", "Slots' states saved to host memory"),
     "n_loads": ("engine_loads", "States loaded from host memory"),
+    "n_shifts": ("engine_shifts", "Full slots that lost half of their answer to go on"),
     "n_violations": ("kv_violations", "Slots that were emptied because their cells were not what their tokens say"),
     "decode_s": ("engine_decode_seconds", "Time in llama_decode"),
     "sample_s": ("engine_sample_seconds", "Time in samplers"),

@@ -128,9 +128,12 @@ class Outlook:
         return Waiter(choice.request_id, live.client, live.tier, choice.n_prompt, work)
 
     def _max_tokens(self, live: _Live) -> int:
-        """Of one without a limit: what its slot has room for."""
-        room = max(1, self._engine.info.n_ctx_slot - live.choice.n_prompt) if self._engine.info is not None else 1
-        return room if live.max_tokens is None else min(live.max_tokens, room)
+        """What its slot has room for, or the limit of one that goes on by a context shift."""
+        info = self._engine.info
+        room = max(1, info.n_ctx_slot - live.choice.n_prompt) if info is not None else 1
+        if live.max_tokens is None:
+            return room
+        return live.max_tokens if info is not None and info.context_shift else min(live.max_tokens, room)
 
 
 def _busy_s(counters: Counters) -> float:

@@ -25,6 +25,8 @@ MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 1024
 MAX_LOGIT_BIASES: Final = 1024
 
+# Of an answer that no slot's end bounds.
+MOST_SHIFTED_TOKENS: Final = 1 << 30
 RANGES: Final[dict[str, tuple[float, float]]] = {
     "temperature": (0, 100),
     "top_p": (0, 1),
@@ -237,9 +239,9 @@ def _last_n(value: int, n_ctx_slot: int) -> int:
 
 
 def _max_tokens(body: GenerationBody, info: ModelInfo) -> int | None:
-    """The smaller of both names, never more than a slot holds; None: until the slot's end."""
+    """The smaller of both names, never more than a slot holds unless it can be shifted; None: until the slot's end."""
     given = [value for value in (body.max_tokens, getattr(body, "max_completion_tokens", None)) if value is not None]
-    return min(*given, info.n_ctx_slot) if given else None
+    return min(*given, MOST_SHIFTED_TOKENS if info.context_shift else info.n_ctx_slot) if given else None
 
 
 def _stop(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "info": "Show what an executable or a GGUF file holds.",
     "extract": "Write the model inside an executable to a file.",
     "models": "List the models that can be built by name.",
+    "cache": "List or delete conversations kept on disk.",
     "licenses": "Print the licences of the program, its libraries and the model.",
     "bench": "Measure tokens a second.",
     "simulate": "Try the scheduler on made-up clients, without a model.",

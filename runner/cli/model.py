@@ -22,6 +22,11 @@ class ChosenModel:
     chat_template: str | None = None
     bundle: Bundle | None = None
 
+    @property
+    def sha256(self) -> str | None:
+        """Of the GGUF, as the manifest says; None where there is none."""
+        return None if self.bundle is None or self.bundle.manifest is None else self.bundle.manifest.sha256
+
 
 def choose_model(path: Path | None) -> ChosenModel:
     """The model at `path` (a GGUF, or another executable of ours), else the one inside this executable.

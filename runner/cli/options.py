@@ -22,7 +22,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 Given = TypeVar("Given", str, int, float)
 Value = str | int | float | bool | Path | tuple[str, ...] | None
 
-METAVARS: Final = {"int": "N", "float": "X", "path": "FILE", "str": "TEXT", "list": "TEXT"}
+METAVARS: Final = {"int": "N", "float": "X", "path": "FILE", "directory": "DIR", "str": "TEXT", "list": "TEXT"}
 MAX_TEMPLATE_BYTES: Final = 1 << 20
 
 
@@ -91,7 +91,7 @@ def _type(setting: Setting) -> click.ParamType[Any]:
             return FiniteRange(setting.min, setting.max)
         case "choice":
             return click.Choice(setting.choices)
-        case "path":
+        case "path" | "directory":
             return click.Path(path_type=Path)
         case "flag":
             return click.BOOL
@@ -150,7 +150,7 @@ class Chosen:
         return value
 
     def path(self, name: str) -> Path | None:
-        """A setting of kind path."""
+        """A setting of kind path or directory."""
         value = self.value(name)
         assert value is None or isinstance(value, Path)
         return value
@@ -193,6 +193,7 @@ def engine_config(model: ChosenModel, chosen: Chosen) -> EngineConfig:
         cache_type_k=cache_type(chosen, "cache-type-k"),
         cache_type_v=cache_type(chosen, "cache-type-v"),
         swa_full=chosen.flag("swa-full"),
+        context_shift=chosen.flag("context-shift"),
         seed=chosen.number("seed"),
         itl_target_s=known(chosen.real("itl-target")),
         prompt_chunk=known(chosen.number("prompt-chunk")),
@@ -200,6 +201,10 @@ def engine_config(model: ChosenModel, chosen: Chosen) -> EngineConfig:
         share_grace_s=known(chosen.real("share-grace")),
         max_running_per_client=known(chosen.number("max-running-per-client")),
         kv_host_mib=chosen.number("kv-host-mib"),
+        checks_each_step=chosen.text("log-level") == "debug",
+        kv_dir=_absolute(chosen.path("kv-dir")),
+        kv_dir_mib=known(chosen.number("kv-dir-mib")),
+        model_sha256=model.sha256,
         chat_template=_chat_template(model, chosen.path("chat-template")),
         sampling=sampling_defaults(model.arguments, chosen.real("temperature")),
     )
@@ -251,6 +256,10 @@ def sampling_defaults(arguments: dict[str, Argument], temperature: float | None)
         return msgspec.convert(fields, SamplingDefaults)
     except msgspec.ValidationError as error:
         raise ConfigError(f"The model's manifest has a sampling default of the wrong kind: {error}") from error
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
 
 
 def _chat_template(model: ChosenModel, path: Path | None) -> str | None:

@@ -35,11 +35,15 @@ class Cells:
 
 @dataclass(slots=True, eq=False)
 class Slot(Cells):
-    """The cells of one llama.cpp sequence id. `is_pending`: a copy from or to them is queued in llama.cpp."""
+    """The cells of one llama.cpp sequence id. `is_pending`: a copy from or to them, or a shift of theirs, is queued in llama.cpp.
+
+    `is_shifted`: they were computed with tokens that are gone, so they are of use to their own sequence and to nobody else.
+    """
 
     slot_id: int = -1
     sequence: Sequence | None = None
     is_pending: bool = False
+    is_shifted: bool = False
 
     @property
     def is_free(self) -> bool:
@@ -48,7 +52,9 @@ class Slot(Cells):
 
     @property
     def known(self) -> list[int]:
-        """A prompt that is being computed counts whole."""
+        """A prompt that is being computed counts whole; of a shifted slot nobody may know."""
+        if self.is_shifted:
+            return []
         script = self.sequence.script if self.sequence is not None else self.tokens
         return script if len(script) > len(self.tokens) else self.tokens
 

@@ -39,6 +39,10 @@ class HostMemory:
         """Of parked sequences."""
         return sum(cells.n_bytes for cells in self._owned.values())
 
+    def get(self, state_id: int) -> HostCells | None:
+        """None where it is not here."""
+        return self._states.get(state_id)
+
     def of(self, owner: Sequence) -> HostCells:
         """Those of a parked sequence that has some."""
         return self._owned[owner.request_id]

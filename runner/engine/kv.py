@@ -85,6 +85,19 @@ class Rewind:
 
 
 @dataclass(frozen=True, slots=True)
+class Shift:
+    """Take `discard` cells behind the first `keep` out of `slot_id`, and let those behind them move up. May be refused.
+
+    llama.cpp turns the keys at the next decode: until then nobody may save, load, copy or swap the slot. What is left is not what the
+    tokens left would give anew: it was computed with what is gone.
+    """
+
+    slot_id: int
+    keep: int
+    discard: int
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """Nobody needs the state or checkpoint any more. Never refused, also where it was never saved."""
 
@@ -114,4 +127,4 @@ class Drop:
     ticket: str
 
 
-KvOp = Trim | Swap | Fork | Copy | Save | Load | Checkpoint | Rewind | Forget | Park | Unpark | Drop
+KvOp = Trim | Swap | Fork | Copy | Save | Load | Checkpoint | Rewind | Shift | Forget | Park | Unpark | Drop

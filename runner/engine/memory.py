@@ -13,7 +13,7 @@ from runner.engine.cells import Cells, HostCells, Mark, Slot
 from runner.engine.costs import Rows, StepCosts
 from runner.engine.following import LEAST_FOLLOWED, Following
 from runner.engine.host_memory import HostMemory, worth_of
-from runner.engine.kv import Checkpoint, Copy, Forget, Fork, KvOp, Load, Rewind, Save, Swap, Trim
+from runner.engine.kv import Checkpoint, Copy, Forget, Fork, KvOp, Load, Rewind, Save, Shift, Swap, Trim
 from runner.engine.lifecycle import State
 from runner.engine.memory_kind import MemoryKind
 from runner.engine.placing import Placer, Source, Way, most_kept
@@ -136,7 +136,7 @@ class KvMemory:
         self.following.leave(sequence)
         self._drop_hidden(slot, sequence)
         self.pool.release(slot, now)
-        if sequence.is_stateless and len(slot.tokens):
+        if (sequence.is_stateless or slot.is_shifted) and len(slot.tokens):
             self.cut(slot, 0)
         else:
             self._index.sync(slot)
@@ -151,22 +151,47 @@ class KvMemory:
             self.cut(slot, keep)
 
     def park(self, sequence: Sequence, now: float) -> None:
-        """Take its slot. Its cells are kept in host memory where they fit and to copy them twice is faster than to compute them again."""
+        """Take its slot. Its cells are kept in host memory where they fit and to copy them twice is faster than to compute them again.
+
+        Never shifted ones: whatever is in host memory is there for whoever's tokens begin like that.
+        """
         slot = self._slot_of(sequence)
         n_tokens = len(slot.tokens)
         n_bytes = self.kind.state_bytes(n_tokens)
-        if n_tokens and not slot.is_pending and not self._is_slower(n_tokens, n_bytes):
+        if n_tokens and not (slot.is_pending or slot.is_shifted or self._is_slower(n_tokens, n_bytes)):
             kept = self._save(slot, sequence)
             sequence.n_kept = 0 if kept is None else n_tokens
         self.following.leave(sequence)
         self.pool.release(slot, now)
-        self._index.sync(slot)
+        if slot.is_shifted:
+            self.cut(slot, 0)
+        else:
+            self._index.sync(slot)
 
     def forget_parked(self, sequence: Sequence) -> None:
         """A parked sequence has ended, or goes on."""
         if sequence.n_kept:
             self._give_up(self.host.of(sequence))
             sequence.n_kept = 0
+
+    def n_had(self, sequence: Sequence) -> int:
+        """How many of its tokens lie in slots and host memory, or will when a prompt has been computed."""
+        return max((min(n, most_kept(sequence)) for _, n in self._placer.matches(sequence)), default=0)
+
+    def adopt(
+        self, tokens: list[int], domain: str, session: str, now: float, marks: Iterable[tuple[int, int]] = ()
+    ) -> HostCells | None:
+        """Take cells into host memory that come from elsewhere, with checkpoints of (position, bytes); None where there is no room."""
+        made = [Mark(pos, self.host.new_id(), n_bytes) for pos, n_bytes in marks]
+        cells = HostCells(tokens, domain, session, now, made, state_id=self.host.new_id(), n_bytes=self.kind.state_bytes(len(tokens)))
+        cells.worth = worth_of(cells)
+        if not self._make_room(cells.n_bytes + sum(mark.n_bytes for mark in made)):
+            return None
+        for mark in made:
+            self.host.hold(mark)
+        self.host.put(cells)
+        self._index.put(cells)
+        return cells
 
     def bytes_of(self, sequence: Sequence) -> int:
         """What its cells weigh in host memory."""
@@ -197,13 +222,26 @@ class KvMemory:
     def cut(self, slot: Slot, keep: int) -> None:
         """Only the first `keep` are certain to be there: so it is ordered, whatever is there."""
         del slot.tokens[keep:]
+        slot.is_shifted = slot.is_shifted and keep > 0
         self._lose_marks(slot, [mark for mark in slot.marks if mark.pos <= keep])
         self._index.sync(slot)
         self._ops.append(Trim(slot.slot_id, keep))
 
+    def shift(self, slot: Slot, keep: int) -> None:
+        """Make room in a full slot: of what lies behind the first `keep` the older half goes, one token at least."""
+        discard = max(1, (len(slot.tokens) - keep) // 2)
+        assert 0 < keep < keep + discard < len(slot.tokens), f"slot {slot.slot_id}: {len(slot.tokens)} cells, {keep} to be kept"
+        assert not slot.is_pending
+        del slot.tokens[keep : keep + discard]
+        slot.is_pending = slot.is_shifted = True
+        self._lose_marks(slot, [])
+        self._index.sync(slot)
+        self._ops.append(Shift(slot.slot_id, keep, discard))
+
     def forget(self, slot: Slot) -> list[int]:
         """Its cells are gone; returns what they were."""
         tokens, slot.tokens = slot.tokens, []
+        slot.is_shifted = False
         self._lose_marks(slot, [])
         self._index.sync(slot)
         return tokens
@@ -240,7 +278,7 @@ class KvMemory:
         for op in ops:
             is_refused = id(op) in was_refused
             match op:
-                case Trim(slot_id) | Load(_, slot_id) | Rewind(_, slot_id) if is_refused:
+                case Trim(slot_id) | Load(_, slot_id) | Rewind(_, slot_id) | Shift(slot_id) if is_refused:
                     emptied.add(slot_id)
                 case Load(_, slot_id):
                     emptied.discard(slot_id)
@@ -355,6 +393,7 @@ class KvMemory:
 
     def _save(self, slot: Slot, owner: Sequence | None = None) -> HostCells | None:
         """Order a copy in host memory; None where there is no room for it. Shorter ones of the same beginning are given up for it."""
+        assert not slot.is_shifted
         for older in self._index.prefixes_of(slot.tokens, slot.domain):
             if isinstance(older, HostCells) and older.may_go:
                 self._give_up(older)

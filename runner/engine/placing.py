@@ -121,7 +121,8 @@ class Placer:
         move_s, row_s = self._costs.move_s(n_bytes), self._costs.prompt_row_s()
         if move_s is not None and row_s:
             return move_s / row_s
-        return MOVED_CELL_COST * n_bytes / max(1, self._kind.cell_bytes + self._kind.window_cell_bytes)
+        kind = self._kind
+        return MOVED_CELL_COST * n_bytes / max(1, kind.cell_bytes + kind.window_cell_bytes + kind.fixed_bytes)
 
     def _own_ways(self, sequence: Sequence, matches: Seq[tuple[Cells, int]], now: float) -> list[Way]:
         n_found = {id(cells): n for cells, n in matches}

@@ -65,11 +65,13 @@ class Scheduler:
         kv_host_bytes: int = 1 << 30,
         kind: MemoryKind | None = None,
         oldest: Callable[[int], int] = lambda slot_id: 0,
+        shift_at: int | None = None,
     ) -> None:
         """`n_batch` bounds the rows of a step, `itl_target_s` and `prompt_chunk` those of prompts beside streams (budget.py).
 
         `kv_host_bytes` bounds the cells that are kept in host memory, of parked sequences and others; beyond it they are computed again.
-        `oldest` is the first position that a slot's sliding window still has.
+        `oldest` is the first position that a slot's sliding window still has. A slot with `shift_at` tokens is shifted where its sequence
+        goes on; None: no sequence's `max_tokens` goes beyond its slot.
         """
         self.pool = pool
         self.waiting = WaitingQueue(policy, max_running_per_client=max_running_per_client)
@@ -91,6 +93,7 @@ class Scheduler:
         self._budget = PromptBudget(self.costs, max_rows=n_batch, target_gap_s=itl_target_s, fixed_rows=prompt_chunk)
         self._rows = RowChooser(pool, self.costs, self._budget, self._following, stops_before_last=kind.needs_marks)
         self._weights = weights
+        self._shift_at = shift_at
         self._placed: list[Sequence] = []
         self._solo: deque[int] = deque()
         self._planned_at = 0.0
@@ -362,6 +365,8 @@ class Scheduler:
         if sequence.reason is not None:
             self._end(sequence, sequence.reason, now)
             result.ended.append(sequence)
+        elif len(self._slot_of(sequence).tokens) == self._shift_at:
+            self.memory.shift(self._slot_of(sequence), sequence.n_keep)
 
     def _repair(self, plan: BatchPlan, cells: Mapping[int, int], result: StepResult, now: float) -> None:
         for chunk in plan.chunks:

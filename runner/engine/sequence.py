@@ -34,7 +34,7 @@ class Sequence:
     fixed when it is first there; `charged` is what its owner was charged for it. `script` are the tokens whose cells must exist before
     it can go on: the prompt and, once it was parked while it decoded, what it had generated; cells of the first `n_kept` of them are in
     host memory while it is parked. `domain` is the trust domain within which cells are shared, `session` what the client calls its
-    conversation; of a stateless one no cells are left at its end.
+    conversation; of a stateless one no cells are left at its end. The first `n_keep` tokens stay where its slot is shifted.
     """
 
     request_id: str
@@ -49,6 +49,7 @@ class Sequence:
     domain: str = ""
     session: str = ""
     is_stateless: bool = False
+    n_keep: int = 0
     times: Times = field(default_factory=Times)
     state: State = State.QUEUED
     reason: Reason | None = None

@@ -47,6 +47,7 @@ class SlotPool:
         a.domain, b.domain = b.domain, a.domain
         a.session, b.session = b.session, a.session
         a.used_at, b.used_at = b.used_at, a.used_at
+        a.is_shifted, b.is_shifted = b.is_shifted, a.is_shifted
         for slot in (a, b):
             if slot.sequence is not None:
                 slot.sequence.slot_id = slot.slot_id

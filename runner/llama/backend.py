@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from runner.engine.batch import BatchPlan, Outcome
-from runner.engine.kv import Checkpoint, Copy, Drop, Forget, Fork, KvOp, Load, Park, Rewind, Save, Swap, Trim, Unpark
+from runner.engine.kv import Checkpoint, Copy, Drop, Forget, Fork, KvOp, Load, Park, Rewind, Save, Shift, Swap, Trim, Unpark
 from runner.engine.memory_kind import MemoryKind
 from runner.engine.sampling import SamplingParams
 from runner.llama.batch import Batch
@@ -49,8 +49,9 @@ class LlamaBackend:
         self._parked: dict[str, int] = {}
         self._states = States(library.api, context)
         self._invariants = Invariants(kind)
-        # Slots that a copy is queued from or to: llama.cpp makes it at the next decode, and nothing else knows of it.
+        # Slots that a copy is queued from or to, or a shift of: llama.cpp makes it at the next decode, and nothing else knows of it.
         self._pending: set[int] = set()
+        self._shifted: set[int] = set()
         self._outputs: list[tuple[int, int]] = []
         pointer, int32 = ctypes.c_void_p, ctypes.c_int32
         self._sample = library.hold("llama_sampler_sample", int32, pointer, pointer, int32)
@@ -58,6 +59,7 @@ class LlamaBackend:
         self._free_chain = library.hold("llama_sampler_free", None, pointer)
         self._remove = library.hold("llama_memory_seq_rm", ctypes.c_bool, pointer, int32, int32, int32)
         self._copy_sequence = library.hold("llama_memory_seq_cp", None, pointer, int32, int32, int32, int32)
+        self._add = library.hold("llama_memory_seq_add", None, pointer, int32, int32, int32, int32)
         self._pos_max = library.hold("llama_memory_seq_pos_max", int32, pointer, int32)
         self._pos_min = library.hold("llama_memory_seq_pos_min", int32, pointer, int32)
 
@@ -127,7 +129,22 @@ class LlamaBackend:
         memory, states = self._context.memory, self._states
         n_bytes, n_partial = states.size(slot_id), states.size(slot_id, is_partial=True)
         observed = Observed(int(self._pos_min(memory, slot_id)), self.n_cells(slot_id) - 1, n_bytes, n_partial)
-        return self._invariants.broken(n_tokens, observed)
+        return self._invariants.broken(n_tokens, observed, is_shifted=slot_id in self._shifted)
+
+    def state(self, state_id: int) -> memoryview | None:
+        """The bytes of a saved state or checkpoint; None where it was never saved."""
+        state = self._states.get(state_id)
+        return None if state is None else memoryview(state).cast("B")
+
+    def slot_state(self, slot_id: int) -> memoryview | None:
+        """Those of a slot, as if it were saved; None where llama.cpp could not."""
+        self._assert_settled(slot_id)
+        state = self._states.read(slot_id)
+        return None if state is None else memoryview(state).cast("B")
+
+    def adopt(self, state_id: int, data: memoryview) -> None:
+        """Keep a state that was read elsewhere: `data` is writable and owns its memory."""
+        self._states.put(state_id, (ctypes.c_uint8 * data.nbytes).from_buffer(data))
 
     def close(self) -> None:
         """Free the chains."""
@@ -158,6 +175,8 @@ class LlamaBackend:
                 return self._states.save(state_id, slot_id, is_partial=True)
             case Rewind(state_id, slot_id, keep):
                 return self._rewind(state_id, slot_id, keep)
+            case Shift(slot_id, keep, discard):
+                return self._shift(slot_id, keep, discard)
             case Forget(state_id):
                 self._states.forget(state_id)
                 return True
@@ -186,7 +205,7 @@ class LlamaBackend:
 
     def _copy(self, source: int, target: int, keep: int) -> bool:
         self._assert_settled(source, target)
-        return self._restored(target, self._states.read(source)) and self._trim(target, keep)
+        return self._restored(target, self._states.borrow(source)) and self._trim(target, keep)
 
     def _rewind(self, state_id: int, slot_id: int, keep: int) -> bool:
         self._assert_settled(slot_id)
@@ -198,8 +217,20 @@ class LlamaBackend:
         self._clear(slot_id)
         return False
 
+    def _shift(self, slot_id: int, keep: int, discard: int) -> bool:
+        """Positions change at once, keys with the next decode. Only where `Context.can_shift`: elsewhere that decode aborts the process."""
+        self._assert_settled(slot_id)
+        end, memory = keep + discard, self._context.memory
+        if self.n_cells(slot_id) <= end or not self._remove(memory, slot_id, keep, end):
+            self._clear(slot_id)
+            return False
+        self._add(memory, slot_id, end, -1, -discard)
+        self._pending.add(slot_id)
+        self._shifted.add(slot_id)
+        return True
+
     def _assert_settled(self, *slot_ids: int) -> None:
-        assert self._pending.isdisjoint(slot_ids), f"a copy from or to one of the slots {slot_ids} is queued"
+        assert self._pending.isdisjoint(slot_ids), f"a copy or a shift of one of the slots {slot_ids} is queued"
 
     def _trim(self, slot_id: int, keep: int) -> bool:
         if keep == 0:
@@ -218,11 +249,14 @@ class LlamaBackend:
     def _swap(self, source: int, target: int) -> bool:
         self._assert_settled(source, target)
         self._chains[source], self._chains[target] = self._chains[target], self._chains[source]
-        from_source, from_target = self._states.read(source), self._states.read(target)
+        places = {source: target, target: source}
+        shifted = {places.get(slot_id, slot_id) for slot_id in self._shifted}
+        from_source, from_target = self._states.read(source), self._states.borrow(target)
         if from_source is None or from_target is None or not (self._restored(target, from_source) and self._restored(source, from_target)):
             self._clear(source)
             self._clear(target)
             return False
+        self._shifted = shifted
         return True
 
     def _restored(self, slot_id: int, state: State | None) -> bool:
@@ -236,4 +270,5 @@ class LlamaBackend:
         return False
 
     def _clear(self, slot_id: int) -> None:
+        self._shifted.discard(slot_id)
         self._remove(self._context.memory, slot_id, -1, -1)

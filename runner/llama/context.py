@@ -67,6 +67,13 @@ class Context:
         self.n_ctx_slot = size.n_ctx_slot
         assert self._api.llama_n_ctx_seq(self.handle) >= size.n_ctx_slot
 
+    @property
+    def can_shift(self) -> bool:
+        """Whether positions can be changed: where not, the next decode aborts the process. True of recurrent states too, which keep
+        what was taken out: see `Model.can_be_cut`.
+        """
+        return bool(self._api.llama_memory_can_shift(self.memory))
+
     def close(self) -> None:
         """Free the cells and the compute buffers."""
         if self.handle:

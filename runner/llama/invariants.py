@@ -47,11 +47,14 @@ class Invariants:
     kind: MemoryKind
     _lines: dict[Hashable, _Line] = field(default_factory=dict)
 
-    def broken(self, n_tokens: int, slot: Observed) -> str | None:
-        """The first that does not hold, as a sentence; None where all do."""
+    def broken(self, n_tokens: int, slot: Observed, *, is_shifted: bool = False) -> str | None:
+        """The first that does not hold, as a sentence; None where all do.
+
+        Of a shifted window only the number of tokens counts: what it had lost of the first ones may lie in it now, as a hole.
+        """
         if slot.pos_max + 1 != n_tokens:
             return f"the slot has {slot.pos_max + 1} cells, its tokens are {n_tokens}"
-        if n_tokens == 0:
+        if n_tokens == 0 or (is_shifted and self.kind.n_swa):
             return None
         latest = self._latest_oldest(n_tokens)
         if not 0 <= slot.pos_min <= latest:

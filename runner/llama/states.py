@@ -2,12 +2,17 @@
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from typing import Any, Final
 
 from runner.llama.context import Context
 
 State = ctypes.Array[ctypes.c_uint8]
 
+# Of each cell in a state: its position, the number of its sequences and their ids (llama_kv_cache::state_write_meta).
+STATE_CELL_BYTES: Final = 12
+# The buffer of copies between slots: to write into memory that is there takes a twelfth of the time that new memory does (docs/log.md).
+_MOST_SCRATCH: Final = 32 << 20
 # From this size on a buffer is a mapping of its own: freed, its memory goes back to the system at once, whole.
 _LEAST_MAPPED: Final = 1 << 16
 
@@ -18,6 +23,7 @@ class States:
     def __init__(self, api: Any, context: Context) -> None:
         self._api, self._context = api, context
         self._states: dict[int, State] = {}
+        self._scratch: State | None = None
         self._partial = int(api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
 
     def get(self, state_id: int) -> State | None:
@@ -49,15 +55,40 @@ class States:
 
     def read(self, slot_id: int, *, is_partial: bool = False) -> State | None:
         """The slot's state, an empty array for an empty slot, None where llama.cpp could not give it."""
+        return self._read(slot_id, is_partial=is_partial, into=new_state)
+
+    def borrow(self, slot_id: int) -> State | None:
+        """The same, until the next call: it may be overwritten then."""
+        return self._read(slot_id, is_partial=False, into=self._scratch_of)
+
+    def probe(self, slot_id: int, token: int) -> int:
+        """What the part of a state that does not depend on the number of tokens weighs; the slot is empty before and after."""
+        tokens = (ctypes.c_int32 * 1)(token)
+        if self._api.llama_decode(self._context.handle, self._api.llama_batch_get_one(tokens, 1)) != 0:
+            return 0
+        n_bytes = self.size(slot_id, is_partial=True)
+        self._api.llama_memory_seq_rm(self._context.memory, slot_id, -1, -1)
+        return n_bytes
+
+    def _read(self, slot_id: int, *, is_partial: bool, into: Callable[[int], State | None]) -> State | None:
         if self._api.llama_memory_seq_pos_max(self._context.memory, slot_id) < 0:
             return (ctypes.c_uint8 * 0)()
         n = self.size(slot_id, is_partial=is_partial)
-        state = new_state(n)
+        state = into(n)
         if state is None:
             return None
         flags = self._flags(is_partial=is_partial)
         written = self._api.llama_state_seq_get_data_ext(self._context.handle, state, n, slot_id, flags)
         return state if written == n else None
+
+    def _scratch_of(self, n_bytes: int) -> State | None:
+        if n_bytes > _MOST_SCRATCH:
+            return new_state(n_bytes)
+        if self._scratch is None or len(self._scratch) < n_bytes:
+            self._scratch = new_state(n_bytes)
+        if self._scratch is None:
+            return None
+        return (ctypes.c_uint8 * n_bytes).from_buffer(self._scratch)
 
     def write(self, slot_id: int, state: State, *, is_partial: bool = False) -> bool:
         """Whether llama.cpp took it. What the slot had must be gone before, but for a partial state."""

@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from runner.config import EngineConfig
-from runner.serving.protocol import Configure, FrameReader, FrameWriter, FromEngine, ToEngine
+from runner.serving.protocol import Configure, Flush, FrameReader, FrameWriter, FromEngine, ToEngine
 from runner.serving.spawn import EarlyEngine, Spawned, can_spawn, engine_command, spawn
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
@@ -51,6 +51,9 @@ class Child(Protocol):
 
     def kill(self) -> None:
         """End it now."""
+
+    async def flush(self, within_s: float) -> None:
+        """Let it write to disk what is worth it, and end by itself."""
 
     async def end(self, within_s: float) -> None:
         """End it, the quick way after `within_s`."""
@@ -115,6 +118,11 @@ class EngineChild(asyncio.SubprocessProtocol):
             self._transport.kill()
         elif self._pid is not None:
             os.kill(self._pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
+
+    async def flush(self, within_s: float) -> None:
+        """Ask it to write to disk what is worth it and to end, and wait for that so long."""
+        self.send(Flush())
+        await asyncio.wait([self._is_gone], timeout=within_s)
 
     async def end(self, within_s: float) -> None:
         """Close the pipe, which ends the engine; kill it where it does not go."""

@@ -19,6 +19,7 @@ from runner.config import EngineConfig
 from runner.errors import EngineCrashed, EngineStopped, InternalError, ModelError, RequestCancelled, RunnerError, error_for_code
 from runner.serving.child import Child, EngineChild, StartChild
 from runner.serving.protocol import (
+    FLUSH_S,
     Accepted,
     Cancel,
     Failed,
@@ -128,9 +129,10 @@ class EngineClient:
             self._requests.finish_cancelled(request_id)
 
     async def close(self) -> None:
-        """End the engine process, within a second; live requests get EngineStopped."""
+        """End the engine process; live requests get EngineStopped. Within a second, but where cells go to disk (FLUSH_S at most)."""
         if self.state is EngineState.CLOSED:
             return
+        keeps_cells = self._config.kv_dir is not None and self.state is EngineState.READY
         self.state = EngineState.CLOSED
         self._requests.fail_all(EngineStopped("The server is shutting down"))
         for future in (self._ready, self._failed):
@@ -141,6 +143,8 @@ class EngineClient:
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks, timeout=within_s)
+        if self._child is not None and keeps_cells:
+            await self._child.flush(FLUSH_S + within_s)
         if self._child is not None:
             await self._child.end(within_s)
 

@@ -6,7 +6,6 @@ link, while the program runs. Links are followed nowhere inside it, nor where th
 
 import contextlib
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Iterator
@@ -53,13 +52,11 @@ class PrivateDirectory:
             if create:
                 path.mkdir(_PRIVATE, parents=True, exist_ok=True)
             _check(path, path.lstat())
-            self._handle = os.open(path, _DIRECTORY) if has_dir_fd else None
+            self._handle = _opened(path) if has_dir_fd else None
         except FileExistsError as error:
             raise ConfigError(f"{path} is no directory; --kv-dir names one") from error
         except (OSError, ValueError) as error:
             raise ConfigError(f"The directory {path} cannot be used: {getattr(error, 'strerror', None) or error}") from error
-        if self._handle is not None:
-            _check(path, os.fstat(self._handle))  # of what is open now, whatever the path leads to
 
     def close(self) -> None:
         """Let go of it."""
@@ -86,7 +83,7 @@ class PrivateDirectory:
         Without fsync: a state that a power failure takes is computed again, one that it damages has a wrong hash, and to wait for the disk
         would hold up all others that use it. While it has another name it is locked (see `is_abandoned`).
         """
-        temporary = f".{name}.{secrets.token_hex(8)}{PART_SUFFIX}"
+        temporary = f".{name}.{os.urandom(8).hex()}{PART_SUFFIX}"
         descriptor = os.open(self._place(temporary), _CREATE, 0o600, dir_fd=self._handle)
         try:
             with os.fdopen(descriptor, "wb", buffering=0) as file:
@@ -115,6 +112,17 @@ class PrivateDirectory:
         return name if self._handle is not None else str(self.path / name)
 
 
+def _opened(path: Path) -> int:
+    """A descriptor. What is open now is checked, whatever the path has led to before. Raises ConfigError and OSError."""
+    handle = os.open(path, _DIRECTORY)
+    try:
+        _check(path, os.fstat(handle))
+    except ConfigError:
+        os.close(handle)
+        raise
+    return handle
+
+
 def _check(path: Path, status: os.stat_result) -> None:
     """Whether it is a directory of this user that nobody else can write. Raises ConfigError."""
     if stat.S_ISLNK(status.st_mode):
@@ -123,12 +131,12 @@ def _check(path: Path, status: os.stat_result) -> None:
         raise ConfigError(f"{path} is no directory; --kv-dir names one")
     if sys.platform != "win32":
         if status.st_uid != os.geteuid():
-            raise ConfigError(
-                f"The directory {path} belongs to user {status.st_uid}, this program runs as user {os.geteuid()}; it takes a directory of its own"
-            )
+            raise ConfigError(f"The directory {path} belongs to user {status.st_uid}; --kv-dir takes one of user {os.geteuid()} alone")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             mode = stat.S_IMODE(status.st_mode)
-            raise ConfigError(f"Other users can write into the directory {path} (mode {mode:04o}); it must be 0700", hint=f"chmod 700 {path}")
+            raise ConfigError(
+                f"Other users can write into the directory {path} (mode {mode:04o}); it must be 0700", hint=f"chmod 700 {path}"
+            )
 
 
 def _regular(descriptor: int, name: str) -> FileIO:

@@ -2,19 +2,22 @@
 
     [ magic | format | length of the header | BLAKE2b of the header ][ header: msgpack ][ cells ][ checkpoint ] ...
 
-The header holds the BLAKE2b of all that follows it: what was read is what was written, or it is refused. The hash shows damage, not
-forgery: whoever can write into the directory is its owner. Payloads go out of and into memory without a copy. llama.cpp understands
-the cells and checkpoints, nobody else does; the tokens are a conversation that can be read: see `PrivateDirectory` for who may.
+The header holds a hash of all that follows it, the BLAKE2b of the BLAKE2bs of each MiB: what was read is what was written, or it is
+refused. It shows damage, not forgery: whoever can write into the directory is its owner. Payloads go out of and into memory without a
+copy. llama.cpp understands the cells and checkpoints, nobody else does; the tokens are a conversation that can be read: see
+`PrivateDirectory` for who may.
 """
 
 import hashlib
 import mmap
 import os
 import struct
+import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -26,16 +29,14 @@ DIGEST_BYTES: Final = 32
 _PREFIX: Final = struct.Struct(f"<8sII{DIGEST_BYTES}s")
 # What a look at a header reads at once: that of 2,000 tokens.
 _FIRST_READ: Final = 8192
+_BLOCK_BYTES: Final = 1 << 20
+_HASHERS: Final = 4
 # From this size on a buffer is a mapping of its own: freed, its memory goes back to the system at once, whole.
 _LEAST_MAPPED: Final = 1 << 16
 
 
 class DamagedFile(Exception):
-    """A file that is not what was written. `str(error)` says why. `is_ours`: our magic, or a part of it, begins the file."""
-
-    def __init__(self, why: str, *, is_ours: bool = True) -> None:
-        super().__init__(why)
-        self.is_ours = is_ours
+    """A file that is not what was written. `str(error)` says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,16 @@ class SavedState:
         return [self.cells, *(checkpoint.data for checkpoint in self.checkpoints)]
 
 
+# llama.cpp's llama_token.
+_Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """What a file says of itself. `lengths` are those of the parts in bytes, `positions` those of the checkpoints."""
 
     key: StateKey
     model_name: str
-    tokens: list[int]
+    tokens: list[_Token]
     domain: str
     session: str
     lengths: list[int]
@@ -96,10 +101,10 @@ def encode_header(key: StateKey, model_name: str, state: SavedState) -> bytes:
             session=state.session,
             lengths=[part.nbytes for part in state.parts],
             positions=[checkpoint.pos for checkpoint in state.checkpoints],
-            payload_digest=_digest(state.parts),
+            payload_digest=_payload_digest(state.parts),
         )
     )
-    return _PREFIX.pack(MAGIC, FORMAT, len(header), _digest([header])) + header
+    return _PREFIX.pack(MAGIC, FORMAT, len(header), _digest(header)) + header
 
 
 def write_all(file: FileIO, parts: Iterable[bytes | memoryview]) -> None:
@@ -115,7 +120,7 @@ def read_header(file: FileIO) -> Header:
     size = os.fstat(file.fileno()).st_size
     first = file.read(_FIRST_READ) or b""
     if first[: len(MAGIC)] != MAGIC[: len(first)]:
-        raise DamagedFile("it is none of ours", is_ours=False)
+        raise DamagedFile("it is none of ours")
     if len(first) < _PREFIX.size:
         raise DamagedFile(f"it ends after {len(first)} bytes")
     _, format_number, n_header, digest = _PREFIX.unpack_from(first)
@@ -129,7 +134,7 @@ def read_header(file: FileIO) -> Header:
     text[:n_known] = first[_PREFIX.size : _PREFIX.size + n_known]
     file.seek(_PREFIX.size + n_known)
     _read_into(file, memoryview(text)[n_known:])
-    if _digest([text]) != digest:
+    if _digest(text) != digest:
         raise DamagedFile("its header was altered")
     header = _decode(bytes(text))
     if end + sum(header.lengths) != size:
@@ -142,7 +147,7 @@ def read_parts(file: FileIO, header: Header) -> list[memoryview]:
     parts = [_buffer(n_bytes) for n_bytes in header.lengths]
     for part in parts:
         _read_into(file, part)
-    if _digest(parts) != header.payload_digest:
+    if _payload_digest(parts) != header.payload_digest:
         raise DamagedFile("its cells were altered")
     return parts
 
@@ -163,11 +168,15 @@ def _decode(text: bytes) -> Header:
     return header
 
 
-def _digest(parts: Iterable[bytes | bytearray | memoryview]) -> bytes:
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for part in parts:
-        digest.update(part)  # other threads run meanwhile
-    return digest.digest()
+def _digest(data: bytes | bytearray | memoryview) -> bytes:
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def _payload_digest(parts: Iterable[memoryview]) -> bytes:
+    """Made by several threads: a request waits for it, and one that decodes is held up by a busy CPU as long as it is busy."""
+    blocks = [part[start : start + _BLOCK_BYTES] for part in parts for start in range(0, part.nbytes, _BLOCK_BYTES)]
+    with ThreadPoolExecutor(_HASHERS) as hashers:
+        return _digest(b"".join(hashers.map(_digest, blocks)))
 
 
 def _read_into(file: FileIO, view: memoryview) -> None:
@@ -179,4 +188,11 @@ def _read_into(file: FileIO, view: memoryview) -> None:
 
 
 def _buffer(n_bytes: int) -> memoryview:
-    return memoryview(mmap.mmap(-1, n_bytes) if n_bytes >= _LEAST_MAPPED else bytearray(n_bytes))
+    return memoryview(_mapping(n_bytes) if n_bytes >= _LEAST_MAPPED else bytearray(n_bytes))
+
+
+def _mapping(n_bytes: int) -> mmap.mmap:
+    """Private pages: the default, shared ones, take half as long again to fill, and huge ones five times as long where none are at hand."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, n_bytes)
+    return mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,6 @@ FORMAT: Final = 1  # of our files
 
 _SAMPLES: Final = 16
 _SAMPLE_BYTES: Final = 4096
-_STAMP: Final = struct.Struct("<QQqq")
 
 
 class StateKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,27 +47,29 @@ class StateKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def model_id(model: ModelFile, header: Header, sha256: str | None) -> str:
-    """Which weights these are, without reading them all. Raises ModelError where the file cannot be read.
+    """Which weights these are, without reading them all: a hash over facts about them. Raises ModelError where the file cannot be read.
 
-    A manifest's `sha256` is exact, and the same wherever the executable is copied to. A plain GGUF brings no hash, and to make one reads
-    gigabytes at each start. In its place: length, header, when the file was last written (mtime) and last changed in any way (ctime, which
-    nobody can set), and samples. Whoever writes into the file or puts another one there makes another identity, whatever part differs.
-    The price is an identity too many: a file that was copied, moved or touched finds nothing and computes once more. The samples are for
-    file systems whose times are coarse or made up: other weights of the same shape differ everywhere.
+    Always of its length, its header and samples of its data, with one more that tells it from every other:
+
+    - `sha256`, where a manifest has it: exact, and the same wherever the executable is copied to.
+    - Else, as a plain GGUF brings no hash and to make one reads gigabytes at each start, when it was last written (mtime) and last changed
+      in any way (ctime, which nobody can set). Whoever writes into the file or puts another in its place makes another identity, whatever
+      part differs. The price is an identity too many: a file that was copied, moved or touched finds nothing and computes once more.
+
+    The samples are for hashes that are not true and for file systems whose times are coarse: other weights of one shape differ everywhere.
     """
-    if sha256 is not None:
-        return f"sha256:{sha256}"
     digest = hashlib.blake2b(digest_size=32, person=b"slotfile.model")
     try:
         with Path(model.path).open("rb") as file:
             found = os.fstat(file.fileno())
-            digest.update(_STAMP.pack(model.length, header.data_offset, found.st_mtime_ns, found.st_ctime_ns))
+            origin = f"{found.st_mtime_ns} {found.st_ctime_ns}" if sha256 is None else sha256
+            digest.update(f"{model.length} {header.data_offset} {origin}\n".encode())
             for start, n_bytes in _looked_at(model.length, header.data_offset):
                 file.seek(model.offset + start)
                 digest.update(file.read(n_bytes))
     except OSError as error:
         raise ModelError(f"{model.path} cannot be read: {error.strerror or error}") from error
-    return f"blake2b:{digest.hexdigest()}"
+    return digest.hexdigest()
 
 
 def _looked_at(length: int, data_offset: int) -> Iterator[tuple[int, int]]:

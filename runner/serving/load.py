@@ -9,7 +9,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from runner.bundle.gguf import read_header
 from runner.bundle.header import Header
@@ -26,13 +29,15 @@ from runner.llama.context import Context, ContextSize, Kernels
 from runner.llama.heap import WarmHeap
 from runner.llama.library import LOG_ERROR, LOG_WARN, Device, Library
 from runner.llama.model import Model
-from runner.serving.loop import EngineLoop, NativeSeconds
+from runner.llama.states import STATE_CELL_BYTES, States
+from runner.serving.loop import Disk, EngineLoop, NativeSeconds
 from runner.serving.machine import available_memory, usable_threads
 from runner.serving.prepare import Preparer
 from runner.serving.protocol import DeviceInfo, ModelInfo, StepEvents
 
 if TYPE_CHECKING:
     from runner.llama.template import ChatTemplate
+    from runner.serving.kv_key import StateKey
 
 Clock = Callable[[], float]
 
@@ -67,6 +72,7 @@ class NativeLog:
 class Engine:
     """Everything loaded."""
 
+    config: EngineConfig
     info: ModelInfo
     scheduler: Scheduler
     backend: LlamaBackend
@@ -80,13 +86,45 @@ class Engine:
 
     def make_loop(self, emit: Callable[[StepEvents], None]) -> EngineLoop:
         """The decode loop over this engine."""
-        return EngineLoop(
+        loop = EngineLoop(
             self.scheduler,
             self.backend,
             clock=self.clock,
             emit=emit,
             native=self.native_seconds,
             first_guess_s=self.info.size_bytes / _SLOWEST_BYTES_PER_S,
+            checks_each_step=self.config.checks_each_step,
+        )
+        if self.config.kv_dir is not None:
+            loop.disk = self._open_disk(self.config.kv_dir, loop)
+        return loop
+
+    def _open_disk(self, path: str, loop: EngineLoop) -> Disk:
+        """Raises ConfigError where the directory cannot be used."""
+        from runner.serving.kv_disk import KvDisk  # with hashlib and what else few starts need
+        from runner.serving.kv_files import KvDirectory
+
+        directory = KvDirectory(Path(path), self.state_key(), self.config.kv_dir_mib * MIB, model_name=self.info.name)
+        return KvDisk(directory, self.scheduler.memory, self.backend, tell=loop.inbox.put, clock=self.clock)
+
+    def state_key(self) -> "StateKey":
+        """What the states of this engine are valid for. RoPE is the model's own, and there are no adapters."""
+        from runner.serving.kv_key import StateKey, model_id
+
+        config, info = self.config, self.info
+        return StateKey(
+            model_id=model_id(config.model, read_header(config.model), config.model_sha256),
+            llama_cpp_version=info.llama_cpp_version,
+            cache_type_k=info.cache_type_k,
+            cache_type_v=info.cache_type_v,
+            flash_attn=info.flash_attn,
+            n_streams=info.n_slots,
+            n_ctx_slot=info.n_ctx_slot,
+            kv_unified=False,
+            swa_full=info.swa_full,
+            rope_freq_base=0.0,
+            rope_freq_scale=0.0,
+            rope_scaling_type=-1,
         )
 
 
@@ -124,7 +162,8 @@ def load_engine(config: EngineConfig, *, clock: Clock, progress: Callable[[float
     model.vocabulary.begin_scan()
     with WarmHeap(capacity.kv_bytes if n_gpu_layers == 0 else 0, n_threads):
         context = Context(library, model, size, Kernels.of(config))
-    kind = _memory_kind(config, header.result(), model, size)
+    _check_context_shift(config, model, context)
+    kind = _memory_kind(config, header.result(), model, size, 0 if model.can_be_cut else States(library.api, context).probe(0, 0))
     backend = LlamaBackend(library, model, context, size, kind, on_gpu=n_gpu_layers > 0, clock=time.perf_counter)
     template, template_note = _template(config, model)
     scheduler = Scheduler(
@@ -140,12 +179,13 @@ def load_engine(config: EngineConfig, *, clock: Clock, progress: Callable[[float
         kv_host_bytes=config.kv_host_mib * MIB if config.kv_host_mib is not None else int(available_memory() * _PARKED_SHARE),
         kind=kind,
         oldest=backend.oldest if kind.n_swa else lambda slot_id: 0,
+        shift_at=size.n_ctx_slot if config.context_shift else None,
     )
     notes = [*capacity.notes, *_window_note(config, model), *template_note]
     chose = _Chosen(size, n_gpu_layers, log, capacity, has_template=template is not None, notes=notes)
     info = _describe(config, library, model, chose, devices, clock() - started)
-    preparer = Preparer(model.vocabulary, template, n_ctx_slot=size.n_ctx_slot, seed=config.seed)
-    return Engine(info, scheduler, backend, preparer, clock)
+    preparer = Preparer(model.vocabulary, template, n_ctx_slot=size.n_ctx_slot, seed=config.seed, can_shift=config.context_shift)
+    return Engine(config, info, scheduler, backend, preparer, clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,18 +237,34 @@ def _describe(config: EngineConfig, library: Library, model: Model, chose: _Chos
         cache_type_k=config.cache_type_k,
         cache_type_v=config.cache_type_v,
         swa_full=config.swa_full,
+        context_shift=config.context_shift,
     )
 
 
-def _memory_kind(config: EngineConfig, header: Header, model: Model, size: ContextSize) -> MemoryKind:
-    cell = cell_bytes(header, config)
+def _memory_kind(config: EngineConfig, header: Header, model: Model, size: ContextSize, fixed_bytes: int) -> MemoryKind:
+    # A saved state has one window of the layers that slide, also where the slots have all of their cells.
+    cell = cell_bytes(header, msgspec.structs.replace(config, swa_full=False))
     return MemoryKind(
-        cell_bytes=cell.full,
+        cell_bytes=cell.full + STATE_CELL_BYTES if cell.full else 0,
         slot_cells=padded(size.n_ctx_slot),
-        window_cell_bytes=cell.window,
+        window_cell_bytes=cell.window + STATE_CELL_BYTES if cell.window else 0,
         n_swa=cell.n_swa,
+        fixed_bytes=fixed_bytes,
         can_be_cut=model.can_be_cut,
     )
+
+
+def _check_context_shift(config: EngineConfig, model: Model, context: Context) -> None:
+    """Raises ConfigError where the option is on and no token can be taken out of the middle of a slot."""
+    if not config.context_shift or (model.can_be_cut and context.can_shift):
+        return
+    if not model.can_be_cut:
+        why, hint = "has one state a slot, which no token can be taken out of", "no --context-shift"
+    elif model.n_swa and not config.swa_full:
+        why, hint = f"has layers that keep only the last {model.n_swa:,} tokens of a slot", "--swa-full, or no --context-shift"
+    else:
+        why, hint = "has positions that llama.cpp cannot change", "no --context-shift"
+    raise ConfigError(f"--context-shift cannot be used: the model {config.model_name} ({model.architecture}) {why}", hint=hint)
 
 
 def _read_meanwhile(model: ModelFile) -> Future[Header]:

@@ -4,22 +4,54 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from runner.engine.backend import Backend
 from runner.engine.batch import BatchPlan, Outcome
-from runner.engine.kv import Copy, Fork, KvOp, Load, Park, Save, Swap, Trim
+from runner.engine.kv import Copy, Fork, KvOp, Load, Park, Save, Shift, Swap, Trim
 from runner.engine.lifecycle import Reason, State
 from runner.engine.scheduler import Scheduler, StepResult
 from runner.engine.sequence import Sequence
 from runner.serving.prepare import Prepared
-from runner.serving.protocol import Cancel, Counters, Delta, Failed, Finished, HostState, SlotState, Snapshot, Stamps, StepEvents
+from runner.serving.protocol import FLUSH_S, Cancel, Counters, Delta, Failed, Finished, Flush, HostState, SlotState, Snapshot, Stamps, StepEvents
 from runner.serving.timings import GapHistogram
 
 _SNAPSHOT_EVERY_S = 0.05
 _QUEUE_EVERY_S = 0.25
 _IDLE_WAIT_S = 1.0
 
-Message = Prepared | Cancel
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What the thread that reads and writes cells on disk has to tell, in words of its own."""
+
+    what: object
+
+
+class Disk(Protocol):
+    """Cells on disk (kv_disk.py, which is imported only where there are some)."""
+
+    def hold(self, prepared: Prepared) -> bool:
+        """Whether the request waits for a file."""
+
+    def release(self, request_id: str) -> Prepared | None:
+        """The request waits no more; None where it does not."""
+
+    def hear(self, news: News) -> Prepared | None:
+        """Take news; returns the request that waits no more."""
+
+    def save_behind(self, ops: Iterable[KvOp]) -> None:
+        """Have written what these operations saved."""
+
+    def save_idle(self) -> None:
+        """Have an idle slot's cells written."""
+
+    def close(self, timeout_s: float) -> None:
+        """Have all written that is worth it, and wait so long."""
+
+
+Message = Prepared | Cancel | Flush | News
 
 
 @dataclass(slots=True)
@@ -36,6 +68,7 @@ class Totals:
     n_forks: int = 0
     n_saves: int = 0
     n_loads: int = 0
+    n_shifts: int = 0
     n_violations: int = 0
     busy_s: float = 0.0
 
@@ -75,16 +108,18 @@ class EngineLoop:
         self._scheduler, self._backend = scheduler, backend
         self._clock, self._emit, self._native = clock, emit, native
         self._first_guess_s, self._checks_each_step = first_guess_s, checks_each_step
+        self.disk: Disk | None = None
+        self._is_over = False
         self._events = _no_events()
         self._snapshot_at = self._queue_at = 0.0
         self._had_queue = False
         self._was_busy = True
 
     def run(self) -> None:
-        """Step for ever: the process ends when the front does."""
+        """Step until the front says that it is enough; mostly the process ends with the front's own end."""
         # Before the first step, which may be the longest: the front learns what to expect of it.
         self._emit(StepEvents(snapshot=self._snapshot()))
-        while True:
+        while not self._is_over:
             self.step()
 
     def step(self) -> None:
@@ -98,6 +133,8 @@ class EngineLoop:
             refused = self._backend.apply(plan.kv_ops)
             self._count_moves(plan.kv_ops)
             moved_s = self._clock() - started
+            if self.disk is not None:
+                self.disk.save_behind(plan.kv_ops)
         if refused:
             plan = self._scheduler.without(plan, refused)
         self._open_samplers()
@@ -117,7 +154,7 @@ class EngineLoop:
 
     def _check_cells(self, now: float) -> None:
         """Whatever does not hold costs one request: its slot's."""
-        orders = {op.slot_id: op.keep for op in self._scheduler.memory.orders if isinstance(op, Trim)}
+        orders = {op.slot_id for op in self._scheduler.memory.orders if isinstance(op, Trim | Shift)}
         for slot in self._scheduler.pool.slots:
             if slot.slot_id in orders:
                 continue  # its tokens are those that it will have
@@ -135,14 +172,28 @@ class EngineLoop:
 
     def _receive(self, message: Message, now: float) -> None:
         match message:
-            case Prepared(sequence, echo):
-                self._scheduler.add(sequence)
-                if echo:
-                    self._events.deltas.append(Delta(sequence.request_id, echo, 0))
+            case Prepared() if self.disk is not None and self.disk.hold(message):
+                pass
+            case Prepared():
+                self._add(message)
             case Cancel(request_id):
+                if self.disk is not None and (held := self.disk.release(request_id)) is not None:
+                    self._add(held)
                 ended = self._scheduler.cancel(request_id, now)
                 if ended is not None:
                     self._events.finished.append(_finished(ended))
+            case News() if self.disk is not None:
+                if (held := self.disk.hear(message)) is not None:
+                    self._add(held)
+            case Flush():
+                if self.disk is not None:
+                    self.disk.close(FLUSH_S)
+                self._is_over = True
+
+    def _add(self, prepared: Prepared) -> None:
+        self._scheduler.add(prepared.sequence)
+        if prepared.echo:
+            self._events.deltas.append(Delta(prepared.sequence.request_id, prepared.echo, 0))
 
     def _open_samplers(self) -> None:
         placed = self._scheduler.take_placed()
@@ -160,6 +211,8 @@ class EngineLoop:
         try:
             message = self.inbox.get(timeout=_IDLE_WAIT_S)
         except Empty:
+            if self.disk is not None:
+                self.disk.save_idle()
             return
         self._receive(message, self._clock())
 
@@ -188,6 +241,8 @@ class EngineLoop:
                     totals.n_saves += 1
                 case Load():
                     totals.n_loads += 1
+                case Shift():
+                    totals.n_shifts += 1
 
     def _collect(self, result: StepResult) -> None:
         events = self._events
@@ -226,6 +281,7 @@ class EngineLoop:
             n_forks=totals.n_forks,
             n_saves=totals.n_saves,
             n_loads=totals.n_loads,
+            n_shifts=totals.n_shifts,
             n_violations=totals.n_violations,
             decode_s=native.decode_s,
             sample_s=native.sample_s,

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runner.engine.prefix import n_shared
 from runner.engine.sequence import Sequence, Times
 from runner.errors import ContextLengthExceeded, InvalidRequest, RunnerError
 from runner.llama.vocabulary import Vocabulary
 from runner.serving.length import certainly_too_long, fewest_tokens, n_word_starts, text_bytes
 from runner.serving.protocol import Accepted, ChatPrompt, FromEngine, Prompt, Refused, Submit, TextPrompt, TokenPrompt
-from runner.serving.truncation import Fitted, Message, fit, reserved
+from runner.serving.truncation import Fitted, Message, fit, reserved, split
 
 if TYPE_CHECKING:
     from runner.llama.template import ChatTemplate
@@ -31,6 +32,8 @@ _N_SEEDS = 2**32 - 1
 _N_RECENT, _RECENT_S = 4, 5.0
 # Of a slot: what a template may make of messages that fit one before its text is taken for too long. It writes some tokens around each.
 _MOST_WRITTEN = 8
+# Tokens at the start that stay when a slot is shifted: without the first ones a model loses its way (docs/log.md).
+_LEAST_KEPT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +64,12 @@ class _Known:
 class Preparer:
     """Renders, tokenises and checks. Owns the template; shares the vocabulary with the decode thread."""
 
-    def __init__(self, vocabulary: Vocabulary, template: "ChatTemplate | None", *, n_ctx_slot: int, seed: int | None) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, template: "ChatTemplate | None", *, n_ctx_slot: int, seed: int | None, can_shift: bool = False
+    ) -> None:
+        """`can_shift`: an answer may be longer than its slot has room for."""
         self._vocabulary, self._template = vocabulary, template
-        self._n_ctx_slot = n_ctx_slot
+        self._n_ctx_slot, self._can_shift = n_ctx_slot, can_shift
         self._seed = seed
         self._recent: deque[_Known] = deque(maxlen=_N_RECENT)
         self._random = random.Random(int.from_bytes(os.urandom(8)))  # noqa: S311 - sampling seeds are no secrets
@@ -74,13 +80,15 @@ class Preparer:
         fitted = self._fitted(submit.prompt, reserved(submit.max_tokens, self._n_ctx_slot) if truncates else 0, now)
         tokens = fitted.tokens
         room = self._n_ctx_slot - len(tokens)
-        sampling = submit.sampling
-        sampling = msgspec.structs.replace(sampling, seed=self._seed_for(submit))
+        # Without a limit it ends where the slot does: nothing goes on for ever that nobody has asked for.
+        max_tokens = room if submit.max_tokens is None else submit.max_tokens
+        shifts = self._can_shift and max_tokens > room
+        sampling = msgspec.structs.replace(submit.sampling, seed=self._seed_for(submit))
         sequence = Sequence(
             request_id=submit.request_id,
             prompt=tokens,
             sampling=sampling,
-            max_tokens=room if submit.max_tokens is None else min(submit.max_tokens, room),
+            max_tokens=max_tokens if shifts else min(max_tokens, room),
             stop=submit.stop,
             ignore_eos=submit.ignore_eos,
             cache_prompt=submit.cache_prompt,
@@ -89,9 +97,22 @@ class Preparer:
             domain=submit.domain,
             session=submit.session,
             is_stateless=submit.is_stateless,
+            n_keep=self._n_keep(submit.prompt, tokens) if shifts else 0,
             times=Times(arrived_at=arrived_at, prepared_at=now),
         )
         return Prepared(sequence, self._echo(submit, tokens), fitted.n_dropped)
+
+    def _n_keep(self, prompt: Prompt, tokens: list[int]) -> int:
+        """What stays of a slot's beginning when it is shifted: the messages of the system, but a quarter of the slot at most."""
+        n_head = n_shared(self._head_of(prompt.messages), tokens) if isinstance(prompt, ChatPrompt) else 0
+        return min(max(n_head, _LEAST_KEPT), self._n_ctx_slot // 4)
+
+    def _head_of(self, messages: Seq[Message]) -> list[int]:
+        """All that the template writes before the first text of a user."""
+        try:
+            return self._chat_tokens([*split(messages)[0], {"role": "user", "content": ""}])
+        except InvalidRequest:
+            return []  # a template that wants more than that: the least is kept
 
     def _seed_for(self, submit: Submit) -> int:
         """The request's seed, else the server's, else a new one; 32 bits, as llama.cpp takes them (the last value means none)."""

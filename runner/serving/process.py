@@ -29,6 +29,7 @@ from runner.serving.prepare import PrepareThread
 from runner.serving.protocol import (
     Cancel,
     Configure,
+    Flush,
     FrameReader,
     FrameWriter,
     FromEngine,
@@ -146,6 +147,8 @@ class Reader:
             case Cancel(request_id) as cancel:
                 if not prepare.cancel(request_id):
                     loop.inbox.put(cancel)
+            case Flush() as flush:
+                loop.inbox.put(flush)
             case Configure():
                 raise AssertionError("a second Configure")
 
@@ -179,15 +182,15 @@ def _run() -> NoReturn:
         config = reader.read_configure().config
         reader.start()
         engine = load_engine(config, clock=time.monotonic, progress=lambda part: writer.put(LoadProgress(part)), native=native)
+        loop = engine.make_loop(writer.put)
     except RunnerError as error:
         writer.put(LoadFailed(error.message, is_final=True, code=error.code, hint=error.hint))
         writer.finish()
         os._exit(_EXIT_LOAD_FAILED)
-    _serve(engine, reader, writer)
+    _serve(engine, loop, reader, writer)
 
 
-def _serve(engine: Engine, reader: Reader, writer: Writer) -> NoReturn:
-    loop = engine.make_loop(writer.put)
+def _serve(engine: Engine, loop: EngineLoop, reader: Reader, writer: Writer) -> NoReturn:
     prepare = PrepareThread(engine.preparer, clock=time.monotonic, done=loop.inbox.put, emit=writer.put)
     prepare.start()
     reader.connect(prepare, loop)
@@ -195,7 +198,8 @@ def _serve(engine: Engine, reader: Reader, writer: Writer) -> NoReturn:
     gc.enable()
     writer.put(Ready(engine.info))
     loop.run()
-    raise AssertionError("the decode loop has ended")
+    writer.finish()
+    os._exit(0)
 
 
 def _fatal(error: BaseException | None) -> NoReturn:

@@ -1,6 +1,6 @@
 """What the front and the engine say to each other: msgspec structs as tagged unions, msgpack in frames of a 4-byte length.
 
-front -> engine: Configure (once, first), Submit, Cancel.
+front -> engine: Configure (once, first), Submit, Cancel, Flush (last).
 engine -> front: LoadProgress*, then Ready or LoadFailed; then Accepted or Refused for each Submit, and one StepEvents a step.
 """
 
@@ -15,6 +15,8 @@ from runner.engine.sampling import SamplingParams
 
 MAX_FRAME_BYTES: Final = 1 << 30
 LENGTH_BYTES: Final = 4
+# What the end of an engine may take that writes cells to disk.
+FLUSH_S: Final = 20.0
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, tag="chat"):
@@ -49,7 +51,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
-    """One generation. `max_tokens` None: until the slot's end. `echo` sends the prompt's text first.
+    """One generation. `max_tokens` None: until the slot's end; more than that takes a context shift. `echo` sends the prompt's text first.
 
     `seed_offset` is added to the request's seed or the server's: the choices of one request differ, and can be had again.
     `arrived_at` is when the client took it over (see Stamps); it stays when a second engine gets it.
@@ -80,7 +82,11 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     request_id: str
 
 
-ToEngine = Configure | Submit | Cancel
+class Flush(msgspec.Struct, frozen=True, tag="flush"):
+    """Write to disk what is worth it, then end: what an engine with `--kv-dir` is told where it has the time."""
+
+
+ToEngine = Configure | Submit | Cancel | Flush
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
@@ -135,6 +141,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     cache_type_k: CacheType = "f16"
     cache_type_v: CacheType = "f16"
     swa_full: bool = False
+    context_shift: bool = False
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="loading"):
@@ -248,6 +255,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     n_forks: int = 0
     n_saves: int = 0
     n_loads: int = 0
+    n_shifts: int = 0
     n_violations: int = 0
     decode_s: float = 0.0
     sample_s: float = 0.0

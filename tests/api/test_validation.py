@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from runner.api import chat_completions, completions, parameters
@@ -245,6 +246,12 @@ def test_every_parameter_reaches_the_engine() -> None:
 )
 def test_smaller_limit_counts_and_none_exceeds_the_slot(fields: dict[str, Any], expected: int) -> None:
     assert chat(**fields).max_tokens == expected
+
+
+@pytest.mark.parametrize(("given", "expected"), [(600, 600), (10**12, 1 << 30), (10**40, 1 << 30), (None, None)])
+def test_limit_may_exceed_a_slot_that_can_be_shifted(given: int | None, expected: int | None) -> None:
+    info = msgspec.structs.replace(INFO, context_shift=True)
+    assert chat_completions.parse(json.dumps(HELLO | {"max_tokens": given}).encode(), info).max_tokens == expected
 
 
 @pytest.mark.parametrize(

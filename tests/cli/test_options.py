@@ -67,7 +67,7 @@ def test_every_setting_reaches_its_config(tmp_path: Path) -> None:
     keys.write_text("# mine\nkey-3\n", encoding="utf-8")
     line = (
         "--slots 3 --ctx 1000 --threads 5 --batch 64 --gpu-layers 7 --device Vulkan0 --flash-attn on --seed 9 --temperature 0.5"
-        " --cache-type-k q8_0 --cache-type-v iq4_nl --swa-full"
+        " --cache-type-k q8_0 --cache-type-v iq4_nl --swa-full --context-shift --kv-dir kept --kv-dir-mib 100"
         " --host 0.0.0.0 --port 0 --api-key key-1 --api-key key-2 --allowed-host box --cors-origin http://a.example"
         " --trusted-proxy 10.0.0.0/8 --max-queue-tokens 5000 --max-waiting-per-client 6 --tokens-per-minute 7000"
         " --queue-timeout 8.5 --request-timeout 90 --isolate-clients --stateless"
@@ -86,6 +86,9 @@ def test_every_setting_reaches_its_config(tmp_path: Path) -> None:
         cache_type_k="q8_0",
         cache_type_v="iq4_nl",
         swa_full=True,
+        context_shift=True,
+        kv_dir=str(Path("kept").absolute()),
+        kv_dir_mib=100,
         seed=9,
         chat_template="{{ messages }}",
         sampling=SamplingDefaults(temperature=0.5),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from runner.engine.batch import BatchPlan, Outcome
-from runner.engine.kv import Checkpoint, Copy, Drop, Forget, Fork, KvOp, Load, Park, Rewind, Save, Swap, Trim, Unpark
+from runner.engine.kv import Checkpoint, Copy, Drop, Forget, Fork, KvOp, Load, Park, Rewind, Save, Shift, Swap, Trim, Unpark
 from runner.engine.layout import Weights
 from runner.engine.lifecycle import State
 from runner.engine.memory_kind import MemoryKind
@@ -52,20 +52,22 @@ def answer(prompt: Sequence[int], n: int) -> list[int]:
 
 
 class Cell(int):
-    """A token that knows in whose trust domain it was computed."""
+    """A token that knows in whose trust domain it was computed, and whether with tokens that are gone."""
 
     domain: str
+    is_shifted: bool
 
-    def __new__(cls, token: int, domain: str) -> "Cell":
+    def __new__(cls, token: int, domain: str, *, is_shifted: bool = False) -> "Cell":
         cell = super().__new__(cls, token)
-        cell.domain = domain
+        cell.domain, cell.is_shifted = domain, is_shifted
         return cell
 
 
 class FakeBackend:
     """Models cells by position. Raises AssertionError on what would abort or corrupt the real one.
 
-    A fork moves its cells at the next decode only, as llama.cpp's does: what must not touch them until then fails.
+    A fork moves its cells at the next decode only, as llama.cpp's does, and so does a shift: what must not touch them until then fails.
+    Shifted cells may change places whole; to save, copy or mark them fails, for they are not what their tokens would give anew.
     With a window only its last cells are there once they were computed (`slack` more than it needs); with `can_be_cut` False a slot is
     one state that has no past.
     """
@@ -104,6 +106,7 @@ class FakeBackend:
                 self._loaded(b)
             case Fork(source, target, keep):
                 self._assert_settled(target)
+                self._assert_shareable(source)
                 assert source != target
                 self.cells[target] = list(self.cells[source])
                 self.oldest[target] = self.oldest[source]
@@ -111,12 +114,14 @@ class FakeBackend:
                 return self._cut(target, 0 if is_refused else keep, is_refused=is_refused)
             case Copy(source, target, keep):
                 self._assert_settled(source, target)
+                self._assert_shareable(source)
                 assert source != target
                 self.cells[target] = list(self.cells[source])
                 self._loaded(target)
                 return self._cut(target, 0 if is_refused else keep, is_refused=is_refused)
             case Save(slot_id, state_id):
                 self._assert_settled(slot_id)
+                self._assert_shareable(slot_id)
                 assert state_id not in self.states
                 if not is_refused:
                     self.states[state_id] = list(self.cells[slot_id])
@@ -128,6 +133,7 @@ class FakeBackend:
                 return state is not None
             case Checkpoint(slot_id, state_id):
                 self._assert_settled(slot_id)
+                self._assert_shareable(slot_id)
                 if not is_refused:
                     self.checkpoints[state_id] = list(self.cells[slot_id])
             case Rewind(state_id, slot_id, keep):
@@ -139,6 +145,13 @@ class FakeBackend:
                 assert state == self.cells[slot_id][:keep], "a checkpoint of other tokens"
                 self.cells[slot_id] = list(state)
                 self._loaded(slot_id)
+            case Shift(slot_id, keep, discard):
+                self._assert_settled(slot_id)
+                self.pending.append((slot_id, slot_id))
+                cells = self.cells[slot_id]
+                assert 0 < keep < keep + discard < len(cells)
+                moved = [Cell(cell, cell.domain, is_shifted=True) for cell in cells[keep + discard :]]
+                self.cells[slot_id] = [] if is_refused else cells[:keep] + moved
             case Forget(state_id):
                 self.states.pop(state_id, None)
                 self.checkpoints.pop(state_id, None)
@@ -153,7 +166,10 @@ class FakeBackend:
 
     def _assert_settled(self, *slot_ids: int) -> None:
         pending = {slot_id for source, target in self.pending for slot_id in (source, target)}
-        assert not pending & set(slot_ids), f"{slot_ids} have a queued copy: llama.cpp would move cells that are not theirs"
+        assert not pending & set(slot_ids), f"{slot_ids} have a queued copy or shift: llama.cpp would change cells that are not theirs"
+
+    def _assert_shareable(self, slot_id: int) -> None:
+        assert not any(cell.is_shifted for cell in self.cells[slot_id]), f"slot {slot_id} was shifted"
 
     def _cut(self, slot_id: int, keep: int, *, is_refused: bool) -> bool:
         cells, kind = self.cells[slot_id], self._kind
@@ -180,9 +196,11 @@ class FakeBackend:
         if outcome is Outcome.DONE:
             self.pending.clear()
         if outcome is Outcome.BROKEN:
-            # Some of the cells exist: those of the first chunk but its last token's.
+            # Some of the cells exist: those of the first chunk but its last token's. A state without a past is given up: nobody knows it.
             chunk = plan.chunks[0]
             self._compute(chunk.slot_id, chunk.tokens[:-1])
+            for chunk in plan.chunks if not self._kind.can_be_cut else ():
+                self.cells[chunk.slot_id].clear()
         if outcome is Outcome.DONE:
             for chunk in plan.chunks:
                 cells = self.cells[chunk.slot_id]
@@ -194,8 +212,9 @@ class FakeBackend:
         return outcome
 
     def _compute(self, slot_id: int, tokens: Sequence[int]) -> None:
-        domain = self.domain_of(slot_id)
-        self.cells[slot_id].extend(Cell(token, domain) for token in tokens)
+        domain, cells = self.domain_of(slot_id), self.cells[slot_id]
+        is_shifted = any(cell.is_shifted for cell in cells)
+        cells.extend(Cell(token, domain, is_shifted=is_shifted) for token in tokens)
 
     def sample(self, plan: BatchPlan) -> list[int]:
         """The model's next token for each chunk with logits."""
@@ -294,12 +313,12 @@ class Rig:
         raise AssertionError(f"work is left after {limit} steps")
 
     def check(self) -> None:
-        """What holds between any two steps: token lists equal cells (but for cuts that are ordered), books equal what is kept."""
+        """What holds between any two steps: token lists equal cells (but for what is ordered), books equal what is kept."""
         memory, backend = self.memory, self.backend
-        cuts = {op.slot_id: op.keep for op in memory.orders if isinstance(op, Trim)}
         for slot in self.pool.slots:
             cells = backend.cells[slot.slot_id]
-            assert slot.tokens == cells[: cuts.get(slot.slot_id, len(cells))]
+            assert slot.tokens == self.ordered(slot.slot_id)
+            assert slot.is_shifted == (any(cell.is_shifted for cell in self.ordered(slot.slot_id)))
             assert {cell.domain for cell in cells} <= {slot.domain}
             assert slot.sequence is None or slot.sequence.domain == slot.domain
             assert slot.sequence is None or slot.sequence.slot_id == slot.slot_id
@@ -311,6 +330,17 @@ class Rig:
         assert set(backend.chains) - dropped == {sequence.request_id for sequence in parked}
         assert self.scheduler.n_parked == len(parked)
         self.check_host(parked)
+
+    def ordered(self, slot_id: int) -> list[Cell]:
+        """A slot's cells once what is ordered will have been done."""
+        cells = self.backend.cells[slot_id]
+        for op in self.memory.orders:
+            match op:
+                case Trim(changed, keep) if changed == slot_id:
+                    cells = cells[:keep]
+                case Shift(changed, keep, discard) if changed == slot_id:
+                    cells = cells[:keep] + [Cell(cell, cell.domain, is_shifted=True) for cell in cells[keep + discard :]]
+        return cells
 
     def check_host(self, parked: list[Generation]) -> None:
         """The books of host memory."""

@@ -59,6 +59,9 @@ class FakeChild(Child):
         """Die of SIGKILL."""
         self.die(-9)
 
+    async def flush(self, within_s: float) -> None:
+        """It has nothing to write."""
+
     async def end(self, within_s: float) -> None:
         """Go when asked."""
         self.ended_within_s = within_s

@@ -56,6 +56,14 @@ class Table:
         return self.texts[alone.request_id]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quick_idle() -> Iterator[None]:
+    """A loop without work waits for a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runner.serving.loop._IDLE_WAIT_S", 0.0001)
+        yield
+
+
 @pytest.fixture(scope="module")
 def smollm2_table(smollm2_path: Path) -> Iterator[Table]:
     table = Table(smollm2_path, n_ctx_slot=256)

@@ -317,6 +317,57 @@ def test_answers_of_one_request_are_cut_once(chat_preparer: Preparer, vocabulary
     assert len(prepare(chat_preparer, prompt, max_tokens=1).prompt) > len(first.prompt)
 
 
+@pytest.fixture
+def shift_preparer(vocabulary: CountingVocabulary) -> Preparer:
+    """Slots of 100 tokens that can be shifted."""
+    return Preparer(vocabulary, PlainTemplate(), n_ctx_slot=100, seed=5, can_shift=True)  # type: ignore[arg-type]
+
+
+def chat_of(n_system: int, *, n_user: int = 10) -> ChatPrompt:
+    """A system prompt and a question of so many tokens."""
+    return ChatPrompt([{"role": "system", "content": "s" * (n_system - 2)}, {"role": "user", "content": "u" * (n_user - 2)}])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n_keep"),
+    [
+        (TextPrompt("abc"), 16),
+        (TokenPrompt([1, 2, 3]), 16),
+        (ChatPrompt([{"role": "user", "content": "abc"}]), 16),
+        (chat_of(10), 16),
+        (chat_of(20), 21),  # and what the template writes before the user's text
+        (chat_of(60), 25),
+    ],
+)
+def test_where_a_slot_is_shifted_the_messages_of_the_system_stay(shift_preparer: Preparer, prompt: Prompt, n_keep: int) -> None:
+    asked = prepare(shift_preparer, prompt, max_tokens=500)
+    assert (asked.max_tokens, asked.n_keep) == (500, n_keep)
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_tokens": 97}])
+def test_an_answer_without_a_limit_ends_where_its_slot_does(
+    shift_preparer: Preparer, vocabulary: CountingVocabulary, fields: dict[str, int]
+) -> None:
+    asked = prepare(shift_preparer, TextPrompt("abc"), **fields)
+    assert (asked.max_tokens, asked.n_keep, vocabulary.asked) == (97, 0, ["abc"])
+
+
+def test_without_shifts_an_answer_ends_where_its_slot_does_whatever_its_limit(chat_preparer: Preparer) -> None:
+    asked = prepare(chat_preparer, TextPrompt("abc"), max_tokens=500)
+    assert (asked.max_tokens, asked.n_keep) == (97, 0)
+
+
+def test_a_template_that_wants_more_than_the_system_keeps_the_least(vocabulary: CountingVocabulary) -> None:
+    class StrictTemplate(PlainTemplate):
+        def render(self, messages: list[dict[str, Any]]) -> str:
+            if not messages[-1]["content"]:
+                raise InvalidRequest("an empty message", param="messages")
+            return super().render(messages)
+
+    strict = Preparer(vocabulary, StrictTemplate(), n_ctx_slot=100, seed=5, can_shift=True)  # type: ignore[arg-type]
+    assert prepare(strict, chat_of(20), max_tokens=500).n_keep == 16
+
+
 def test_whom_a_request_shares_with_reaches_the_sequence(preparer: Preparer) -> None:
     asked = Submit(request_id="a", prompt=TextPrompt("a"), sampling=SamplingParams(), domain="d", session="s", is_stateless=True)
     sequence = preparer.prepare(asked, 0.0, 0.0).sequence
