@@ -178,9 +178,7 @@ class KvMemory:
         """How many of its tokens lie in slots and host memory, or will when a prompt has been computed."""
         return max((min(n, most_kept(sequence)) for _, n in self._placer.matches(sequence)), default=0)
 
-    def adopt(
-        self, tokens: list[int], domain: str, session: str, now: float, marks: Iterable[tuple[int, int]] = ()
-    ) -> HostCells | None:
+    def adopt(self, tokens: list[int], domain: str, session: str, now: float, marks: Iterable[tuple[int, int]] = ()) -> HostCells | None:
         """Take cells into host memory that come from elsewhere, with checkpoints of (position, bytes); None where there is no room."""
         made = [Mark(pos, self.host.new_id(), n_bytes) for pos, n_bytes in marks]
         cells = HostCells(tokens, domain, session, now, made, state_id=self.host.new_id(), n_bytes=self.kind.state_bytes(len(tokens)))

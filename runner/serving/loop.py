@@ -13,13 +13,25 @@ from runner.engine.lifecycle import Reason, State
 from runner.engine.scheduler import Scheduler, StepResult
 from runner.engine.sequence import Sequence
 from runner.serving.prepare import Prepared
-from runner.serving.protocol import FLUSH_S, Cancel, Counters, Delta, Failed, Finished, Flush, HostState, SlotState, Snapshot, Stamps, StepEvents
+from runner.serving.protocol import (
+    FLUSH_S,
+    Cancel,
+    Counters,
+    Delta,
+    Failed,
+    Finished,
+    Flush,
+    HostState,
+    SlotState,
+    Snapshot,
+    Stamps,
+    StepEvents,
+)
 from runner.serving.timings import GapHistogram
 
 _SNAPSHOT_EVERY_S = 0.05
 _QUEUE_EVERY_S = 0.25
 _IDLE_WAIT_S = 1.0
-
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Conversations that outlive the process: written behind the loop's back, found by whoever comes back, never loaded where they are wrong."""
+"""Conversations that outlive the process: written behind the loop's back, found by whoever comes back, computed where files are wrong."""
 
 import random
 import time
