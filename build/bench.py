@@ -262,7 +262,7 @@ def kv(contest: Contest) -> Iterator[Row]:
         yield Row("tokens/s, 8 clients with the template's own system prompt", *speed, ">= 1.1")
         yield Row("a client is back after 20 others: first token, s, against a warm slot", *bench_kv.back(ours, rounds), "<= 1.3")
     with bench_queue.temporary() as directory:
-        command = f"env SLOTFILE_KV_DIR={directory} {contest.ours}"
+        command = f"{contest.ours} --kv-dir {directory}"
         again = bench_kv.back_after_restart(lambda: serving(command, PORT), KvLoad(f"http://127.0.0.1:{PORT}"), rounds)
         yield Row("the same after a restart, from disk: first token, s", *again, "<= 2")
     with serving(f"{contest.ours} --kv-host-mib {bench_kv.HOST_MIB}", PORT) as process:

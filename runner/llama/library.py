@@ -86,6 +86,12 @@ class Library:
         """llama.cpp's own version string."""
         return str(self.api.llama_version().decode()) if hasattr(self.api, "llama_version") else "unknown"
 
+    def fingerprint(self) -> str:
+        """Of the file that was loaded: two builds of one version may lay out a state in two ways."""
+        import hashlib  # loads OpenSSL; only an engine with files asks
+
+        return hashlib.blake2b(Path(self.api._lib._name).read_bytes(), digest_size=16).hexdigest()  # noqa: SLF001 - see above
+
     def hold(self, name: str, restype: Any, *argtypes: Any) -> Any:
         """A function of libllama that keeps the GIL during the call."""
         function = self.held[name]

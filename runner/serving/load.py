@@ -73,6 +73,7 @@ class Engine:
     """Everything loaded."""
 
     config: EngineConfig
+    library: Library
     info: ModelInfo
     scheduler: Scheduler
     backend: LlamaBackend
@@ -114,7 +115,7 @@ class Engine:
         config, info = self.config, self.info
         return StateKey(
             model_id=model_id(config.model, read_header(config.model), config.model_sha256),
-            llama_cpp_version=info.llama_cpp_version,
+            llama_cpp_version=f"{info.llama_cpp_version} {self.library.fingerprint()}",
             cache_type_k=info.cache_type_k,
             cache_type_v=info.cache_type_v,
             flash_attn=info.flash_attn,
@@ -185,7 +186,7 @@ def load_engine(config: EngineConfig, *, clock: Clock, progress: Callable[[float
     chose = _Chosen(size, n_gpu_layers, log, capacity, has_template=template is not None, notes=notes)
     info = _describe(config, library, model, chose, devices, clock() - started)
     preparer = Preparer(model.vocabulary, template, n_ctx_slot=size.n_ctx_slot, seed=config.seed, can_shift=config.context_shift)
-    return Engine(config, info, scheduler, backend, preparer, clock)
+    return Engine(config, library, info, scheduler, backend, preparer, clock)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from runner.api.call import Call, Choice
@@ -36,6 +37,20 @@ def choice(name: str) -> Choice:
     made = Choice(cast(Call, SimpleNamespace()), 0, name)
     made.n_prompt = 10
     return made
+
+
+@pytest.mark.parametrize(("can_shift", "waits"), [(False, False), (True, True)])
+def test_an_answer_that_its_slot_does_not_end_is_waited_for(can_shift: bool, waits: bool) -> None:
+    engine = Engine()
+    engine.info = msgspec.structs.replace(engine.info, context_shift=can_shift)
+    outlook = Outlook(cast(EngineClient, cast(Any, engine)), lambda: 100.0)
+    a, b = choice("a"), choice("b")
+    for made in (a, b):
+        outlook.began(made, client="x", tier=Tier.NORMAL, max_tokens=10_000)
+    engine.tell("a", "b", n_decoded=600)
+    wait_s = outlook.wait_s(b)
+    assert wait_s is not None
+    assert (wait_s > STEP_S) is waits
 
 
 def test_waits_follow_from_the_slots_and_the_queue_and_run_down_between_two_words() -> None:

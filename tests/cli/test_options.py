@@ -44,7 +44,7 @@ def configs(
     model = ChosenModel(FILE, "tiny", HEADER, manifest or {}, "the manifest's template")
 
     @click.command()
-    @settings_options(MODEL_SETTINGS, SERVER_SETTINGS)
+    @settings_options(MODEL_SETTINGS, SERVER_SETTINGS, LOG_SETTINGS)
     @click.pass_context
     def command(ctx: click.Context, /, **_: object) -> None:
         chosen = Chosen(ctx, model.arguments)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runner.engine.kv import Shift
+from runner.engine.kv import Shift, Swap
 from runner.engine.sampling import SamplingParams
 from runner.engine.sequence import Sequence
 from runner.errors import ConfigError
@@ -146,16 +146,34 @@ def test_without_a_limit_an_answer_ends_where_its_slot_does(smollm2: Rig) -> Non
     assert smollm2.loop.totals.n_shifts == n_shifts
 
 
-@pytest.mark.parametrize(("n_ctx", "swa_full"), [(512, True), (96, False)], ids=["kept in full", "as large as the slot"])
+@pytest.mark.parametrize(("n_ctx", "swa_full"), [(512, True), (64, True), (64, False)])
 def test_windows_are_shifted_too(window_path: Path, n_ctx: int, swa_full: bool) -> None:
     """One of random weights: what it says means nothing, that its cells are counted right after each step does."""
     rig = Rig(load(window_path, n_ctx=n_ctx, swa_full=swa_full))
+    before = rig.answer("garden stone", 3)
     asked = [rig.ask("river " * 60, 2 * n_ctx), rig.ask("stone " * 5, 2 * n_ctx)]
     rig.finish(*asked)
     assert [sequence.n_generated for sequence in asked] == [2 * n_ctx] * 2
     assert rig.loop.totals.n_shifts >= 4
     assert rig.loop.totals.n_violations == 0
-    assert rig.answer("garden", 3) == rig.answer("garden", 3)
+    assert rig.answer("garden stone", 3) == before
+    rig.engine.backend.close()
+
+
+def test_shifted_cells_may_change_places(window_path: Path) -> None:
+    rig = Rig(load(window_path, n_ctx=64))
+    memory = rig.engine.scheduler.memory
+    asked = rig.ask("river " * 60, 150)
+    while rig.loop.totals.n_shifts < 2 or memory.has_orders:
+        rig.loop.step()
+    source = asked.slot_id
+    assert source is not None
+    memory.exchange(Swap(source, 1 - source))
+    for _ in range(3):
+        rig.loop.step()
+    assert asked.slot_id == 1 - source
+    rig.finish(asked)
+    assert (asked.n_generated, rig.loop.totals.n_swaps, rig.loop.totals.n_violations) == (150, 1, 0)
     rig.engine.backend.close()
 
 
