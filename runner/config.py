@@ -47,6 +47,7 @@ FlashAttn = Literal["auto", "on", "off"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 CACHE_TYPES: Final = get_args(CacheType)
 PolicyName = Literal["fair", "priority", "fcfs"]
+KvMode = Literal["partitioned", "unified"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +66,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache_type_k: CacheType = "f16"
     cache_type_v: CacheType = "f16"
     swa_full: bool = False
+    kv: KvMode = "partitioned"
+    kv_pool: int | None = None  # with unified cells only
     context_shift: bool = False
     seed: int | None = None
     chat_template: str | None = None
@@ -199,6 +202,20 @@ MODEL_SETTINGS: Final = (
         default=False,
     ),
     Setting(
+        "kv",
+        "choice",
+        "KV cells of the slots: partitioned, a region for each, or unified, one pool where a common prefix lies once",
+        default="partitioned",
+        choices=("partitioned", "unified"),
+    ),
+    Setting(
+        "kv-pool",
+        "int",
+        "tokens that the pool of --kv unified holds (default: --slots times --ctx, so that every slot can be full)",
+        min=16,
+        max=1 << 30,
+    ),
+    Setting(
         "context-shift",
         "flag",
         "where max_tokens is more than the slot has room for, forget the middle of the text and go on, instead of ending",
@@ -318,6 +335,24 @@ ANSWER_SETTINGS: Final = (
     Setting("system", "str", "system prompt of the terminal chat or of `run`"),
     Setting("max-tokens", "int", "longest answer at the terminal in tokens (default: until the slot is full)", min=1, max=1 << 30),
 )
+
+
+def check_kv(config: EngineConfig) -> None:
+    """Raises ConfigError where what was chosen of pool, slots and context shift does not go together."""
+    if config.kv == "partitioned" and config.kv_pool is not None:
+        raise ConfigError(
+            f"--kv-pool is {config.kv_pool:,} and --kv is partitioned: there is no pool", hint="--kv unified, or no --kv-pool"
+        )
+    if config.kv_pool is not None and config.n_ctx_slot is not None and config.kv_pool < config.n_ctx_slot:
+        raise ConfigError(
+            f"--kv-pool is {config.kv_pool:,} and --ctx is {config.n_ctx_slot:,}: the pool must hold one full slot at least",
+            hint=f"--kv-pool {config.n_ctx_slot}, or --ctx {config.kv_pool}",
+        )
+    if config.kv == "unified" and config.context_shift:
+        raise ConfigError(
+            "--context-shift cannot be used with --kv unified: cells that slots share cannot change their positions for one of them",
+            hint="no --context-shift, or --kv partitioned",
+        )
 
 
 def parse_gpu_layers(text: str) -> int | None:

@@ -146,8 +146,8 @@ def _slot_metrics(client: EngineClient) -> Iterator[Family]:
         yield gauge("slotfile_kv_host_bytes", "Host memory that saved states and checkpoints take", host.used_bytes)
         yield gauge("slotfile_kv_host_limit_bytes", "Host memory that they may take", host.limit_bytes)
     if client.info is not None:
-        n_cells = client.info.n_slots * client.info.n_ctx_slot
-        usage = sum(slot.n_cells for slot in slots) / n_cells
+        n_cells = client.info.kv_pool or client.info.n_slots * client.info.n_ctx_slot
+        usage = client.snapshot.n_used_cells / n_cells if client.snapshot is not None else 0.0
         yield gauge("slotfile_slots", "Slots of the engine", client.info.n_slots)
         yield gauge("slotfile_kv_cache_usage_perc", "Used share of all KV cells, 0 to 1", usage)
 

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import aiohttp
+
 from runner.bench.load import WORDS, Load, Message, Stream, words
 
 
@@ -64,6 +66,17 @@ class KvLoad(Load):
                 answer = turn.text if replies is None else f"{replies} {number}."
                 conversation.messages.append({"role": "assistant", "content": answer})
         return conversation.turns[-n_turns:]
+
+    async def displace(self, n_slots: int, n_words: int, seed: int) -> None:
+        """Texts without a chat template, one a slot, so that no slot begins as a chat does."""
+        async with self._session() as session:
+            prompts = (f"{seed} {i} {words(n_words, seed * 1000 + 500 + i)}" for i in range(n_slots))
+            await asyncio.gather(*(self._complete(session, prompt) for prompt in prompts))
+
+    async def _complete(self, session: aiohttp.ClientSession, prompt: str) -> None:
+        async with session.post(f"{self._url}/v1/completions", json={"model": "default", "prompt": prompt, "max_tokens": 4}) as answer:
+            answer.raise_for_status()
+            await answer.read()
 
     async def others(self, n_others: int, n_words: int, n_tokens: int, seed: int, *, at_once: int = 1) -> list[Conversation]:
         """Clients with one turn each over contexts of their own, `at_once` of them at a time."""

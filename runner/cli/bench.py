@@ -23,6 +23,8 @@ SETTINGS: Final = (
     "cache-type-k",
     "cache-type-v",
     "swa-full",
+    "kv",
+    "kv-pool",
 )
 
 
@@ -48,8 +50,8 @@ def measured(ctx: click.Context, n_prompt: int, n_steps: int) -> "Report":
     from runner.bench.raw import RawBench  # help needs none of it
     from runner.bench.report import report
     from runner.bundle.cpu_library import unpack_own_cpu_library
-    from runner.cli.options import cache_type, chosen_model, known
-    from runner.config import EngineConfig, FlashAttn, parse_gpu_layers
+    from runner.cli.options import cache_type, chosen_model, known, kv_mode
+    from runner.config import EngineConfig, FlashAttn, check_kv, parse_gpu_layers
 
     model, chosen = chosen_model(ctx)
     unpack_own_cpu_library()
@@ -67,5 +69,8 @@ def measured(ctx: click.Context, n_prompt: int, n_steps: int) -> "Report":
         cache_type_k=cache_type(chosen, "cache-type-k"),
         cache_type_v=cache_type(chosen, "cache-type-v"),
         swa_full=chosen.flag("swa-full"),
+        kv=kv_mode(chosen),
+        kv_pool=chosen.number("kv-pool"),
     )
+    check_kv(config)
     return report(RawBench(config), n_prompt, n_steps)

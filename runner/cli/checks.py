@@ -123,4 +123,4 @@ def check_kv_cache(model: ChosenModel, config: EngineConfig) -> Check:
     except ConfigError as error:
         return Check("kv cache", Status.NOTE, error.message, error.hint)
     slots = f"{counted(capacity.n_slots, 'slot')} x {capacity.n_ctx_slot:,} tokens"
-    return Check("kv cache", Status.OK, f"{slots}, {kv_text(capacity.kv_bytes, config)}")
+    return Check("kv cache", Status.OK, f"{slots}, {kv_text(capacity.kv_bytes, config, capacity.n_pool)}")

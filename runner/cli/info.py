@@ -12,15 +12,15 @@ from runner.bundle.kv_cells import cell_bytes, check_cache_types
 from runner.bundle.locate import Bundle, current_bundle, find_bundle
 from runner.bundle.manifest import Manifest
 from runner.bundle.pack import verify as verify_model
-from runner.cli.options import Chosen, cache_type, known, settings_options
+from runner.cli.options import Chosen, cache_type, known, kv_mode, settings_options
 from runner.cli.progress import byte_progress
-from runner.config import MODEL_SETTINGS, EngineConfig, ModelFile
-from runner.engine.capacity import DEFAULT_CTX, DEFAULT_SLOTS, SlotMemory
+from runner.config import MODEL_SETTINGS, EngineConfig, ModelFile, check_kv
+from runner.engine.capacity import DEFAULT_SLOTS, SlotMemory
 from runner.errors import ConfigError
 
 Facts = dict[str, Any]
 
-KV_SETTINGS: Final = ("slots", "ctx", "batch", "cache-type-k", "cache-type-v", "swa-full")
+KV_SETTINGS: Final = ("slots", "ctx", "batch", "cache-type-k", "cache-type-v", "swa-full", "kv", "kv-pool")
 
 
 @click.command(short_help="Show what an executable or a GGUF file holds.")
@@ -118,17 +118,23 @@ def _facts_of_kv_cache(header: Header, chosen: Chosen) -> Facts:
         cache_type_k=cache_type(chosen, "cache-type-k"),
         cache_type_v=cache_type(chosen, "cache-type-v"),
         swa_full=chosen.flag("swa-full"),
+        kv=kv_mode(chosen),
+        kv_pool=chosen.number("kv-pool"),
     )
     check_cache_types(header, config)
-    n_slots, n_ctx = config.n_slots or DEFAULT_SLOTS, config.n_ctx_slot or min(DEFAULT_CTX, header.n_ctx_train)
+    check_kv(config)
+    memory = SlotMemory.of(header, config)
+    n_slots, n_ctx = config.n_slots or DEFAULT_SLOTS, config.n_ctx_slot or memory.default_ctx(header.n_ctx_train)
+    pool = {"tokens_of_pool": memory.pool_tokens(n_slots, n_ctx)} if memory.is_unified else {}
     return {
         "kv_cache": {
             "slots": n_slots,
             "tokens_per_slot": n_ctx,
+            **pool,
             "keys": config.cache_type_k,
             "values": config.cache_type_v,
             "bytes_per_token": cell_bytes(header, config).total,
-            "bytes": n_slots * SlotMemory.of(header, config).n_bytes(n_ctx),
+            "bytes": memory.total_bytes(n_slots, n_ctx),
         }
     }
 

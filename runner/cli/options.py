@@ -15,7 +15,18 @@ from runner.bundle.kv_cells import check_cache_types
 from runner.bundle.manifest import Argument
 from runner.cli.keys import check_api_keys, read_key_file
 from runner.cli.model import ChosenModel, choose_model
-from runner.config import CacheType, EngineConfig, FlashAttn, PolicyName, SamplingDefaults, ServerConfig, Setting, parse_gpu_layers
+from runner.config import (
+    CacheType,
+    EngineConfig,
+    FlashAttn,
+    KvMode,
+    PolicyName,
+    SamplingDefaults,
+    ServerConfig,
+    Setting,
+    check_kv,
+    parse_gpu_layers,
+)
 from runner.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -193,6 +204,8 @@ def engine_config(model: ChosenModel, chosen: Chosen) -> EngineConfig:
         cache_type_k=cache_type(chosen, "cache-type-k"),
         cache_type_v=cache_type(chosen, "cache-type-v"),
         swa_full=chosen.flag("swa-full"),
+        kv=kv_mode(chosen),
+        kv_pool=chosen.number("kv-pool"),
         context_shift=chosen.flag("context-shift"),
         seed=chosen.number("seed"),
         itl_target_s=known(chosen.real("itl-target")),
@@ -209,6 +222,7 @@ def engine_config(model: ChosenModel, chosen: Chosen) -> EngineConfig:
         sampling=sampling_defaults(model.arguments, chosen.real("temperature")),
     )
     check_cache_types(model.header, config)
+    check_kv(config)
     return config
 
 
@@ -238,6 +252,12 @@ def server_config(chosen: Chosen) -> ServerConfig:
 def cache_type(chosen: Chosen, name: str) -> CacheType:
     """The type of keys or values in the KV cache."""
     found: CacheType = msgspec.convert(chosen.text(name), CacheType)
+    return found
+
+
+def kv_mode(chosen: Chosen) -> KvMode:
+    """Whether each slot has cells of its own."""
+    found: KvMode = msgspec.convert(chosen.text("kv"), KvMode)
     return found
 
 

@@ -19,7 +19,7 @@ TRIAL_PROMPT: Final = "The quick brown fox"
 
 def trial_config(config: EngineConfig) -> EngineConfig:
     """The same model and back ends with as little memory as it takes."""
-    return msgspec.structs.replace(config, n_slots=1, n_ctx_slot=TRIAL_CTX)
+    return msgspec.structs.replace(config, n_slots=1, n_ctx_slot=TRIAL_CTX, kv_pool=None)
 
 
 class Trial:

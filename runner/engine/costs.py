@@ -54,7 +54,7 @@ class StepCosts:
         prompts = [chunk for chunk in plan.chunks if chunk.is_prompt]
         decodes = plan.chunks if not prompts else [chunk for chunk in plan.chunks if not chunk.is_prompt]
         if decodes:
-            longest = max([chunk.pos for chunk in decodes]) + 1
+            longest = max(plan.n_attended, max([chunk.pos for chunk in decodes]) + 1)
             rows = Rows(len(decodes), plan.n_passes if not prompts else 1, longest)
             if prompts:
                 seconds -= self.decode_s(rows) or 0.0
@@ -62,7 +62,7 @@ class StepCosts:
                 self._decode.learn(rows.amounts, seconds, (rows.n_rows, rows.n_passes))
         if prompts and seconds > 0.0:
             n_rows = sum(len(chunk.tokens) for chunk in prompts)
-            longest = max(chunk.pos + len(chunk.tokens) for chunk in prompts)
+            longest = max(plan.n_attended, *(chunk.pos + len(chunk.tokens) for chunk in prompts))
             self._longest = max(self._longest, longest)
             if n_rows >= LEAST_ROWS:
                 is_few = max(len(chunk.tokens) for chunk in prompts) < FAST_ROWS

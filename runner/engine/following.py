@@ -11,7 +11,7 @@ from runner.engine.places import Key, aged_place
 from runner.engine.sequence import Sequence
 
 # For fewer tokens nobody waits.
-LEAST_FOLLOWED: Final = 32
+LEAST_FOLLOWED: Final = 16
 
 
 class Following:
@@ -37,6 +37,10 @@ class Following:
     def is_waiting(self, sequence: Sequence) -> bool:
         """Whether it computes nothing."""
         return sequence in self._leaders
+
+    def n_awaited(self, sequence: Sequence) -> int:
+        """How many first tokens it waits for; 0 where it has no leader."""
+        return self._leaders[sequence][1] if sequence in self._leaders else 0
 
     def leave(self, sequence: Sequence) -> None:
         """It has no leader any more, if it had one."""

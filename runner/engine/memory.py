@@ -5,10 +5,11 @@ told to `refused`, and what cannot be known before a batch is computed to `exten
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from typing import Final
 
+from runner.engine.cell_pool import CellPool
 from runner.engine.cells import Cells, HostCells, Mark, Slot
 from runner.engine.costs import Rows, StepCosts
 from runner.engine.following import LEAST_FOLLOWED, Following
@@ -18,6 +19,7 @@ from runner.engine.lifecycle import State
 from runner.engine.memory_kind import MemoryKind
 from runner.engine.placing import Placer, Source, Way, most_kept
 from runner.engine.prefix_index import BLOCK, PrefixIndex
+from runner.engine.reservations import Reservations, n_reserved
 from runner.engine.sequence import Sequence
 from runner.engine.slots import SlotPool
 
@@ -39,9 +41,12 @@ class KvMemory:
         self.pool, self.kind, self._costs = pool, kind, costs
         self.host = HostMemory(host_bytes)
         self.following = Following()
+        # Where all slots take their cells from one pool.
+        self.cells = CellPool(len(pool.slots), kind.pool_cells) if kind.is_unified else None
+        self._reservations = Reservations(pool, self.cells, self.following, kind.shares_cells) if self.cells is not None else None
         self._index: PrefixIndex[Cells] = PrefixIndex()
         self._oldest = oldest
-        self._placer = Placer(pool, self._index, self.host, kind, costs, oldest)
+        self.placer = Placer(pool, self._index, self.host, kind, costs, oldest)
         self._ops: list[KvOp] = []
         # Of this step: bytes that its operations move, and that its forks move when it is decoded.
         self.n_moved_bytes = self.n_forked_bytes = 0
@@ -86,40 +91,84 @@ class KvMemory:
         move_s = self._costs.move_s(before + n_bytes)
         return move_s is not None and move_s <= MOST_MOVED_S
 
+    # -- a pool that all slots share ------------------------------------------------------------------------------------
+
+    @property
+    def n_attended(self) -> int:
+        """Cells that each row goes over beside its own slot's: in a shared pool all that are used."""
+        return 0 if self.cells is None else self.cells.n_used
+
+    @property
+    def n_used_cells(self) -> int:
+        """Cells that are used; one that several slots share counts once."""
+        return sum(len(slot.tokens) for slot in self.pool.slots) if self.cells is None else self.cells.n_used
+
+    def has_room_for(self, sequence: Sequence, without: Collection[Sequence] = ()) -> bool:
+        """Whether a slot would be of use to it, if those gave up theirs; where each slot has its own cells, always."""
+        room = self._reservations
+        if room is None:
+            return True
+        matches = self.placer.matches(sequence) if _may_reuse(sequence) else []
+        sources = [
+            source.keep
+            for source in self.placer.sources(matches, most_kept(sequence))
+            if source.shares_cells and isinstance(source.cells, Slot) and not (source.cells.is_free or source.cells.sequence in without)
+        ]
+        return room.fits(sequence, {}, n_shared=max(sources, default=0), without=without)
+
+    def make_room(self, n_cells: int, now: float, spared: Collection[Cells] = ()) -> bool:
+        """Have so many cells free, at the cost of idle slots: what is worth least goes first, to host memory where it is worth that."""
+        if self.cells is None or self.cells.n_free >= n_cells:
+            return True
+        idle = [slot for slot in self.pool.slots if slot.is_free and slot.tokens and slot not in spared]
+        for slot in sorted(idle, key=lambda slot: self.placer.loss(slot, 0, now)):
+            if self.placer.loss(slot, 0, now)[1]:
+                self._save(slot)
+            self.cut(slot, 0)
+            if self.cells.n_free >= n_cells:
+                return True
+        return False
+
     # -- sequences come and go -----------------------------------------------------------------------------------------
 
     def place(self, sequence: Sequence, now: float) -> Slot | None:
         """Give it a free slot with as many of its cells as are worth it; where another's prompt computes more of them, it follows that.
 
-        None where more would have to be moved than may be in this step.
+        None where more would have to be moved than may be in this step, or where there is no room for what it needs.
         """
-        may_reuse = sequence.cache_prompt or sequence.n_parks > 0
-        matches = self._placer.matches(sequence) if may_reuse else []
-        way = self._placer.way_for(sequence, matches, now)
-        leader = self._leader(sequence, matches, way.keep)
-        if leader is not None and way.source is not None:
-            # What comes from there takes the place of all that would be copied now.
-            way = self._placer.way_for(sequence, matches, now, copies=False)
-        if not self.may_move(way.n_bytes):
+        if self._reservations is not None and not self._reservations.could_fit(sequence):
             return None
-        self._go(way, sequence)
+        matches = self.placer.matches(sequence) if _may_reuse(sequence) else []
+
+        def fits(way: Way) -> bool:
+            return self._fits(sequence, way, matches)
+
+        way = self.placer.way_for(sequence, matches, now, fits)
+        leader = self._leader(sequence, matches, way.keep) if way is not None else None
+        if way is not None and leader is not None and way.source is not None:
+            # What comes from there takes the place of all that would be copied now.
+            way = self.placer.way_for(sequence, matches, now, fits, copies=False)
+        if way is None or not self.may_move(way.n_bytes):
+            return None
+        self._go(way, sequence, now)
         self.pool.bind(way.target, sequence)
+        sequence.n_reserved = n_reserved(sequence)
         self._index.sync(way.target)
         self.forget_parked(sequence)
         if leader is not None:
             self.following.follow(sequence, *leader)
         return way.target
 
-    def serve_followers(self) -> None:
+    def serve_followers(self, now: float) -> None:
         """Let those go on whose leaders have computed enough, or do not compute any more, as far as cells may be moved in this step."""
         served = []
         for sequence in self.following.ready(self._n_computed):
-            if not self._refill(sequence):
+            if not self._refill(sequence, now):
                 break
             self.following.leave(sequence)
             served.append(sequence)
         for sequence in served:
-            leader = self._leader(sequence, self._placer.matches(sequence), len(self._slot_of(sequence).tokens))
+            leader = self._leader(sequence, self.placer.matches(sequence), len(self._slot_of(sequence).tokens))
             if leader is not None:
                 self.following.follow(sequence, *leader)
 
@@ -176,7 +225,7 @@ class KvMemory:
 
     def n_had(self, sequence: Sequence) -> int:
         """How many of its tokens lie in slots and host memory, or will when a prompt has been computed."""
-        return max((min(n, most_kept(sequence)) for _, n in self._placer.matches(sequence)), default=0)
+        return max((min(n, most_kept(sequence)) for _, n in self.placer.matches(sequence)), default=0)
 
     def adopt(self, tokens: list[int], domain: str, session: str, now: float, marks: Iterable[tuple[int, int]] = ()) -> HostCells | None:
         """Take cells into host memory that come from elsewhere, with checkpoints of (position, bytes); None where there is no room."""
@@ -213,6 +262,8 @@ class KvMemory:
         """So many cells more were computed."""
         n_before = len(slot.tokens)
         slot.tokens.extend(tokens)
+        if self.cells is not None:
+            self.cells.extend(slot.slot_id, len(tokens))
         n = len(slot.tokens)
         if n // BLOCK != n_before // BLOCK and (slot.sequence is None or n > len(slot.sequence.script)):
             self._index.sync(slot, n_before)
@@ -220,6 +271,7 @@ class KvMemory:
     def cut(self, slot: Slot, keep: int) -> None:
         """Only the first `keep` are certain to be there: so it is ordered, whatever is there."""
         del slot.tokens[keep:]
+        self._let_go(slot, keep)
         slot.is_shifted = slot.is_shifted and keep > 0
         self._lose_marks(slot, [mark for mark in slot.marks if mark.pos <= keep])
         self._index.sync(slot)
@@ -230,6 +282,7 @@ class KvMemory:
         discard = max(1, (len(slot.tokens) - keep) // 2)
         assert 0 < keep < keep + discard < len(slot.tokens), f"slot {slot.slot_id}: {len(slot.tokens)} cells, {keep} to be kept"
         assert not slot.is_pending
+        assert self.cells is None, "the positions of shared cells are not one slot's to change"
         del slot.tokens[keep : keep + discard]
         slot.is_pending = slot.is_shifted = True
         self._lose_marks(slot, [])
@@ -239,6 +292,7 @@ class KvMemory:
     def forget(self, slot: Slot) -> list[int]:
         """Its cells are gone; returns what they were."""
         tokens, slot.tokens = slot.tokens, []
+        self._let_go(slot, 0)
         slot.is_shifted = False
         self._lose_marks(slot, [])
         self._index.sync(slot)
@@ -294,15 +348,46 @@ class KvMemory:
 
     # -- inner ---------------------------------------------------------------------------------------------------------
 
-    def _refill(self, sequence: Sequence) -> bool:
+    def _fits(self, sequence: Sequence, way: Way, matches: Iterable[tuple[Cells, int]]) -> bool:
+        """Whether there is room in the pool for a sequence that goes this way."""
+        room, source = self._reservations, way.source
+        if room is None:
+            return True
+        if source is None:
+            keeps, n_brought = {way.target.slot_id: way.keep}, 0
+        else:
+            n_kept = way.keep if source.shares_cells else len(source.cells.tokens)
+            keeps, n_brought = {source.cells.slot_id: n_kept} if isinstance(source.cells, Slot) else {}, source.n_brought
+        n_shared = 0 if n_brought else way.keep
+        if self.kind.shares_cells and (leader := self._leader(sequence, matches, way.keep)) is not None:
+            n_shared = max(n_shared, leader[1])
+        return room.fits(sequence, keeps, n_shared=n_shared, n_brought=n_brought)
+
+    def _make_room_for(self, source: Source, slot: Slot, now: float) -> bool:
+        """Have the cells free that come from there, and not at its cost."""
+        cells = source.cells
+        if isinstance(cells, HostCells):
+            cells.is_in_use = True
+        has_room = self.make_room(source.n_brought, now, (cells, slot))
+        if isinstance(cells, HostCells):
+            cells.is_in_use = False
+        return has_room
+
+    def _let_go(self, slot: Slot, keep: int) -> None:
+        if self.cells is not None:
+            self.cells.cut(slot.slot_id, keep)
+
+    def _refill(self, sequence: Sequence, now: float) -> bool:
         """Give a follower the cells that others have of its tokens by now; False where it has to wait for the next step."""
         slot = self._slot_of(sequence)
-        matches = [(cells, n) for cells, n in self._placer.matches(sequence) if cells is not slot]
-        source = self._placer.best_source(self._placer.sources(matches, most_kept(sequence)))
-        if source is None or source.keep - self._placer.tokens_of(source.n_bytes) <= len(slot.tokens):
+        matches = [(cells, n) for cells, n in self.placer.matches(sequence) if cells is not slot]
+        source = self.placer.best_source(self.placer.sources(matches, _most_followed(sequence)))
+        if source is None or source.keep - self.placer.tokens_of(source.n_bytes) <= len(slot.tokens):
             return True
         if slot.is_pending or not self.may_move(source.n_bytes):
             return False
+        if not self._make_room_for(source, slot, now):
+            return True
         marks = self._marks_of(source)
         self._fetch(source, slot)
         self._fill(slot, sequence.script[: source.keep], sequence, marks)
@@ -317,7 +402,7 @@ class KvMemory:
         best: tuple[Sequence, int] | None = None
         for cells, n in matches:
             other = cells.sequence if isinstance(cells, Slot) else None
-            n = min(n, most_kept(sequence))
+            n = min(n, _most_followed(sequence))
             least = n_has + LEAST_FOLLOWED if best is None else best[1] + 1
             if other is not None and n > len(cells.tokens) and n >= least and self._leads(other, sequence):
                 best = other, n
@@ -328,7 +413,7 @@ class KvMemory:
         root = self.following.root_of(other)
         return root is not sequence and self._n_computed(root) is not None
 
-    def _go(self, way: Way, sequence: Sequence) -> None:
+    def _go(self, way: Way, sequence: Sequence, now: float) -> None:
         slot = way.target
         saved = way.source.cells if way.source is not None and isinstance(way.source.cells, HostCells) else None
         if saved is not None:
@@ -336,7 +421,9 @@ class KvMemory:
         if way.saves:
             self._save(slot)
         marks = [mark for mark in slot.marks if mark.pos <= way.keep]
+        self._let_go(slot, way.keep if way.source is None else 0)
         if way.source is not None:
+            self._make_room_for(way.source, slot, now)
             self._fetch(way.source, slot)
             marks = self._marks_of(way.source)
         elif way.keep == len(slot.tokens) and way.keep:
@@ -355,13 +442,19 @@ class KvMemory:
     def _fetch(self, source: Source, slot: Slot) -> None:
         """Order that the slot gets these cells."""
         cells, keep = source.cells, source.keep
+        if self.cells is not None:
+            self.cells.cut(slot.slot_id, 0)
+            if source.shares_cells and isinstance(cells, Slot):
+                self.cells.share(cells.slot_id, slot.slot_id, keep)
+            else:
+                self.cells.extend(slot.slot_id, keep)
         if isinstance(cells, HostCells):
             self._ops.append(Load(cells.state_id, slot.slot_id))
             self.n_moved_bytes += source.n_bytes
         elif isinstance(cells, Slot) and source.is_fork:
             self._ops.append(Fork(cells.slot_id, slot.slot_id, keep))
             self.n_forked_bytes += source.n_bytes
-            cells.is_pending = slot.is_pending = True
+            cells.is_pending = slot.is_pending = not source.shares_cells
             return
         elif isinstance(cells, Slot):
             self._ops.append(Copy(cells.slot_id, slot.slot_id, len(cells.tokens) if source.mark else keep))
@@ -451,3 +544,13 @@ class KvMemory:
     def _slot_of(self, sequence: Sequence) -> Slot:
         assert sequence.slot_id is not None
         return self.pool[sequence.slot_id]
+
+
+def _may_reuse(sequence: Sequence) -> bool:
+    """Whether cells of others may be its own; those that a parked one had always may."""
+    return sequence.cache_prompt or sequence.n_parks > 0
+
+
+def _most_followed(sequence: Sequence) -> int:
+    """Of its script: a follower computes one token at least, with which its prefill ends."""
+    return len(sequence.script) - 1

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from runner.engine.batch import Split
 from runner.engine.cells import Mark
 
 
@@ -10,7 +11,8 @@ from runner.engine.cells import Mark
 class MemoryKind:
     """Bytes of K and V of one token: in the layers that attend to all before it, and in those that attend to the last `n_swa`.
 
-    `fixed_bytes` is what a recurrent layer keeps, whatever the number of tokens. `slot_cells` is how many cells llama.cpp makes for a slot.
+    `fixed_bytes` is what a recurrent layer keeps, whatever the number of tokens. `slot_cells` is how many cells llama.cpp makes for a slot;
+    0 `pool_cells`: each slot has its own, else all slots take theirs from so many (llama.cpp's `kv_unified`).
     """
 
     cell_bytes: int
@@ -19,6 +21,28 @@ class MemoryKind:
     n_swa: int = 0
     fixed_bytes: int = 0
     can_be_cut: bool = True
+    pool_cells: int = 0
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether all slots take their cells from one pool."""
+        return self.pool_cells > 0
+
+    @property
+    def shares_cells(self) -> bool:
+        """Whether several slots may hold the same cells: at once, and without a byte moved.
+
+        Never those of a window: llama.cpp reuses its cells behind the window only where one slot alone holds them, and with none left
+        the next batch has no room (llama-kv-cache-iswa.cpp; tests/llama/test_memory_contract.py).
+        """
+        return self.is_unified and self.n_swa == 0
+
+    @property
+    def split(self) -> Split:
+        """What rows share a pass."""
+        if not self.is_unified:
+            return Split.ADJACENT
+        return Split.SIMPLE if self.can_be_cut else Split.EQUAL
 
     @property
     def needs_marks(self) -> bool:
@@ -28,6 +52,8 @@ class MemoryKind:
     @property
     def slot_bytes(self) -> int:
         """What a fork copies."""
+        if self.shares_cells:
+            return 0
         return self.slot_cells * (self.cell_bytes + self.window_cell_bytes) + self.fixed_bytes
 
     def state_bytes(self, n_tokens: int) -> int:

@@ -2,17 +2,20 @@
 
     in place     cells of the same beginning lie in a free slot         what is behind them is cut off
     copied       they lie in another slot, a busy one too               through llama.cpp's own copy, or through host memory: fewer bytes
+    shared       the same, where all slots take cells from one pool     no byte is moved
     loaded       they lie in host memory
     from nothing
 
 All are weighed in tokens to compute: those that are left, those that the bytes to move would have been, and those that others lose.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Final
 
+from runner.engine.batch import Split
 from runner.engine.cells import Cells, HostCells, Mark, Slot
 from runner.engine.costs import StepCosts
 from runner.engine.host_memory import HostMemory
@@ -28,8 +31,9 @@ CACHED_TOKEN_WORTH: Final = 0.25
 RETURN_S: Final = 120.0
 # What a slot away from the busy ones costs, in computed tokens: until it is moved, each decode step needs one more pass.
 APART_COST: Final = 8.0
-# Fewer tokens are not worth a copy in host memory.
+# Fewer tokens are not worth a copy in host memory, nor are those that take no longer to be computed again.
 LEAST_SAVED: Final = 32
+LEAST_SAVED_S: Final = 0.2
 # To move a cell costs this share of computing it, until both were measured: by far less on every machine we know.
 MOVED_CELL_COST: Final = 0.004
 # So many of those that share most are looked at.
@@ -38,13 +42,22 @@ _MOST_MATCHES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Cells that the first `keep` come from, by a checkpoint where there is one. `is_fork`: by llama.cpp's own copy of a whole slot."""
+    """Cells that the first `keep` come from, by a checkpoint where there is one.
+
+    `is_fork`: by llama.cpp's own copy of a whole slot, or, where slots share cells, by holding the same ones.
+    """
 
     cells: Cells
     keep: int
     mark: Mark | None
     n_bytes: int
     is_fork: bool = False
+    shares_cells: bool = False
+
+    @property
+    def n_brought(self) -> int:
+        """Cells that the target needs for it, the ones behind `keep` among them until they are cut off."""
+        return 0 if self.shares_cells else len(self.cells.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +94,7 @@ class Placer:
         oldest: Callable[[int], int],
     ) -> None:
         """`oldest` says of a slot which position is the first that its sliding window still has."""
+        self.least_saved_s = LEAST_SAVED_S
         self._pool, self._index, self._host = pool, index, host
         self._kind, self._costs, self._oldest = kind, costs, oldest
 
@@ -88,12 +102,14 @@ class Placer:
         """Whose tokens begin like its own, and how many do: of those that are there and those that are being computed."""
         return list(self._index.matches(sequence.script, sequence.domain, _MOST_MATCHES))
 
-    def way_for(self, sequence: Sequence, matches: Seq[tuple[Cells, int]], now: float, *, copies: bool = True) -> Way:
-        """The best way into a free slot, of which there is one; without `copies` with what a slot has itself."""
+    def way_for(
+        self, sequence: Sequence, matches: Seq[tuple[Cells, int]], now: float, fits: Callable[[Way], bool], *, copies: bool = True
+    ) -> Way | None:
+        """The best way into a free slot of those that fit; without `copies` with what a slot has itself."""
         ways = self._own_ways(sequence, matches, now)
         if copies:
             ways += self._copied_ways(sequence, matches, now)
-        return min(ways, key=_rank)
+        return next(filter(fits, sorted(ways, key=_rank)), None)
 
     def sources(self, matches: Iterable[tuple[Cells, int]], most: int) -> Iterator[Source]:
         """Of the matches those whose first cells, `most` at most, can be copied or loaded."""
@@ -106,10 +122,12 @@ class Placer:
                 yield Source(cells, keep, mark, cells.n_bytes)
             if not isinstance(cells, Slot):
                 continue
-            if not cells.is_pending and keep:
+            if not (cells.is_pending or kind.shares_cells) and keep:
                 yield Source(cells, keep, mark, 2 * kind.state_bytes(n_tokens))
             keep, mark = kind.reach(n_tokens, n, (), self._oldest(cells.slot_id))
-            if keep:
+            if keep and kind.shares_cells:
+                yield Source(cells, keep, mark, 0, is_fork=True, shares_cells=True)
+            elif keep and not kind.is_unified:
                 yield Source(cells, keep, mark, kind.slot_bytes, is_fork=True)
 
     def best_source(self, sources: Iterable[Source]) -> Source | None:
@@ -154,19 +172,20 @@ class Placer:
         """With what is behind the first `keep` cells of its own gone."""
         if mark is not None and slot.is_pending:
             keep, mark = 0, None
-        lost, saves = self._loss(slot, keep, now)
-        apart = 0.0 if self._pool.is_idle or self._pool.joins_a_run(slot) else APART_COST
+        lost, saves = self.loss(slot, keep, now)
+        is_apart = self._kind.split is Split.ADJACENT and not (self._pool.is_idle or self._pool.joins_a_run(slot))
+        apart = APART_COST if is_apart else 0.0
         n_bytes = self._kind.state_bytes(len(slot.tokens)) if saves else 0
         return Way(len(sequence.script) - keep + lost + apart, slot, keep, mark, None, saves, n_bytes)
 
-    def _loss(self, slot: Slot, keep: int, now: float) -> tuple[float, bool]:
+    def loss(self, slot: Slot, keep: int, now: float) -> tuple[float, bool]:
         """What it costs others, and whether what the slot has is better saved first."""
         n_lost = len(slot.tokens) - keep
         if n_lost <= 0:
             return 0.0, False
         n_unique = self._index.n_unique(slot, most=n_lost)
         worth = n_unique / (1.0 + max(0.0, now - slot.used_at) / RETURN_S)
-        if n_unique >= LEAST_SAVED and not slot.is_pending:
+        if n_unique >= LEAST_SAVED and n_unique * (self._costs.prompt_row_s() or math.inf) >= self.least_saved_s and not slot.is_pending:
             n_bytes = self._kind.state_bytes(len(slot.tokens))
             copied = self.tokens_of(2 * n_bytes)
             if copied < worth and self._host.could_hold(n_bytes):

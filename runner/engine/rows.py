@@ -1,23 +1,22 @@
 """Which rows a step computes.
 
 A step is either one token for every decoding sequence, or a chunk of a prompt. They take turns, so a stream waits for at most one chunk,
-whose size the budget chooses. They share a step only where that is cheaper by what passes cost here: in partitioned mode llama.cpp would
-mostly split them into the same passes, and chain a chunk with its decoding neighbours so that those pay for the longer context
-(docs/decisions).
+whose size the budget chooses. They share a step only where that is cheaper by what passes cost here: where slots have cells of their own
+llama.cpp would mostly split them into the same passes, and chain a chunk with its decoding neighbours so that those pay for the longer
+context (docs/decisions).
 """
 
 from collections.abc import Sequence as Seq
 from collections.abc import Set
 from typing import Final
 
-from runner.engine.batch import BatchPlan, Chunk, count_passes, passes
+from runner.engine.batch import BatchPlan, Chunk, Split, count_passes, passes
 from runner.engine.budget import PromptBudget
 from runner.engine.capacity import padded
 from runner.engine.cells import Slot
 from runner.engine.costs import Rows, StepCosts
-from runner.engine.following import Following
+from runner.engine.memory import KvMemory
 from runner.engine.sequence import Sequence
-from runner.engine.slots import SlotPool
 
 # Of decode steps that are all alike.
 _LEARN_EVERY: Final = 8
@@ -26,12 +25,9 @@ _LEARN_EVERY: Final = 8
 class RowChooser:
     """Chooses from the running sequences, and learns what the choice has cost."""
 
-    def __init__(
-        self, pool: SlotPool, costs: StepCosts, budget: PromptBudget, following: Following, *, stops_before_last: bool = False
-    ) -> None:
-        """`stops_before_last`: the last token of a prompt is a chunk of its own, so that a checkpoint can be taken before it."""
-        self._pool, self._costs, self._budget, self._following = pool, costs, budget, following
-        self._stops_before_last = stops_before_last
+    def __init__(self, memory: KvMemory, costs: StepCosts, budget: PromptBudget) -> None:
+        self._memory, self._costs, self._budget = memory, costs, budget
+        self._split = memory.kind.split
         self._prompt_is_due = False
         # Rows of the last step where it was one of streams alone, and how many steps like it came since one was learned from.
         self._n_alike = self._n_unlearned = 0
@@ -47,11 +43,11 @@ class RowChooser:
 
     def prompt_chunks(self, prefilling: list[Sequence], decoding: Seq[Sequence]) -> list[Chunk]:
         """Prompts, beside the streams where that is cheaper than a step of their own."""
-        prefilling.sort(key=self._following.place_of)
+        prefilling.sort(key=self._memory.following.place_of)
         decode = self.decode_chunks(decoding)
         first = self._slot_of(prefilling[0])
-        beside = _rows_of(decode) if decode else None
-        n_rows = self._budget.n_rows(len(first.tokens), beside)
+        beside = self._rows_of(decode) if decode else None
+        n_rows = self._budget.n_rows(self._context_of(first), beside)
         chunks = self._adjacent_chunks(prefilling, n_rows, beside)
         joined = sorted([*decode, *chunks])
         return joined if decode and self._is_cheaper(joined, decode, chunks) else chunks
@@ -84,25 +80,25 @@ class RowChooser:
         return Chunk(slot.slot_id, len(slot.tokens), (sequence.pending,), has_logits=True)
 
     def _stop_of(self, sequence: Sequence, pos: int) -> int:
-        """Where the chunk behind `pos` must end."""
+        """Where the chunk behind `pos` must end: before the last token too, where a checkpoint is taken there."""
         n_script = len(sequence.script)
-        end = n_script - 1 if self._stops_before_last and pos < n_script - 1 else n_script
-        stop = self._following.next_stop(sequence, pos)
+        end = n_script - 1 if self._memory.kind.needs_marks and pos < n_script - 1 else n_script
+        stop = self._memory.following.next_stop(sequence, pos)
         return end if stop is None else min(end, stop)
 
     def _adjacent_chunks(self, prefilling: Seq[Sequence], n_rows: int, beside: Rows | None) -> list[Chunk]:
-        """The first prompt's chunk, and of prompts in adjacent slots what the budget leaves: they share its passes.
+        """The first prompt's chunk, and of prompts that share its passes what the budget leaves.
 
-        A prompt that is not adjacent would be a pass of its own, and may as well have a step of its own.
+        Where only adjacent slots do, another prompt would be a pass of its own, and may as well have a step of its own.
         """
-        first = self._slot_of(prefilling[0]).slot_id
-        run = _run_around(first, {self._slot_of(sequence).slot_id for sequence in prefilling})
+        ids = {self._slot_of(sequence).slot_id for sequence in prefilling}
+        run = _run_around(self._slot_of(prefilling[0]).slot_id, ids) if self._split is Split.ADJACENT else ids
         chunks: list[Chunk] = []
         for sequence in prefilling:
             slot = self._slot_of(sequence)
             if n_rows > 0 and slot.slot_id in run:
-                at = len(slot.tokens)
-                chunks.append(self.prompt_chunk(sequence, self._budget.chunk_rows(len(sequence.script) - at, n_rows, at, beside)))
+                n_left = len(sequence.script) - len(slot.tokens)
+                chunks.append(self.prompt_chunk(sequence, self._budget.chunk_rows(n_left, n_rows, self._context_of(slot), beside)))
                 n_rows -= len(chunks[-1].tokens)
         return sorted(chunks)
 
@@ -113,12 +109,12 @@ class RowChooser:
         """
         if sum(len(chunk.tokens) for chunk in joined) > self._budget.max_rows:
             return False
-        if padded(max(chunk.pos for chunk in prompt) + 1) > padded(max(chunk.pos for chunk in decode) + 1):
+        if padded(self._longest(prompt)) > padded(self._longest(decode)):
             return False
-        if _n_passes(joined) >= _n_passes(decode) + _n_passes(prompt):
+        if self._n_passes(joined) >= self._n_passes(decode) + self._n_passes(prompt):
             return False
-        apart_s = _sum([self._costs.known_decode_s(_rows_of(decode)), *map(self._pass_s, passes(prompt))])
-        together_s = _sum([*map(self._pass_s, passes(joined))])
+        apart_s = _sum([self._costs.known_decode_s(self._rows_of(decode)), *self._passes_s(prompt)])
+        together_s = _sum(self._passes_s(joined))
         return apart_s is not None and together_s is not None and together_s < apart_s
 
     def _pass_s(self, one: tuple[int, int, int]) -> float | None:
@@ -126,17 +122,24 @@ class RowChooser:
         rows = Rows(n_rows, 1, longest)
         return self._costs.known_decode_s(rows) if n_rows == n_slots else self._costs.prompt_s(rows)
 
+    def _passes_s(self, chunks: Seq[Chunk]) -> list[float | None]:
+        return [*map(self._pass_s, passes(chunks, self._split, self._memory.n_attended))]
+
+    def _n_passes(self, chunks: Seq[Chunk]) -> int:
+        return count_passes([(chunk.slot_id, len(chunk.tokens)) for chunk in chunks], self._split)
+
+    def _rows_of(self, decode: Seq[Chunk]) -> Rows:
+        return Rows(len(decode), self._n_passes(decode), self._longest(decode))
+
+    def _longest(self, chunks: Seq[Chunk]) -> int:
+        return max(self._memory.n_attended, *(chunk.pos + 1 for chunk in chunks))
+
+    def _context_of(self, slot: Slot) -> int:
+        return max(self._memory.n_attended, len(slot.tokens))
+
     def _slot_of(self, sequence: Sequence) -> Slot:
         assert sequence.slot_id is not None
-        return self._pool[sequence.slot_id]
-
-
-def _rows_of(decode: Seq[Chunk]) -> Rows:
-    return Rows(len(decode), _n_passes(decode), max(chunk.pos for chunk in decode) + 1)
-
-
-def _n_passes(chunks: Seq[Chunk]) -> int:
-    return count_passes([(chunk.slot_id, len(chunk.tokens)) for chunk in chunks])
+        return self._memory.pool[sequence.slot_id]
 
 
 def _sum(parts: Seq[float | None]) -> float | None:

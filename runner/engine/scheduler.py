@@ -3,6 +3,7 @@
 Life of a sequence: `add` -> waiting (queue.py says who is next) -> placed into a slot -> prompt chunks -> one token a step (rows.py says
 what a step computes) -> ended, the slot is free and keeps its cells as a prefix cache. `cancel` ends it at any stage. While no slot is
 free it may have to give up its own (preempt.py says who): it is parked, waits under the place of its arrival, and goes on where it was.
+So it may where all slots take cells from one pool and that is full (reservations.py).
 
 `plan` binds sequences to slots and orders what that takes of their cells (memory.py). The rows it plans change no token list before
 `commit` books them: a batch that was refused is planned again.
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 
 from runner.config import PolicyName
 from runner.engine.backend import Vocabulary
-from runner.engine.batch import BatchPlan, Chunk, Outcome
+from runner.engine.batch import BatchPlan, Chunk, Outcome, Split
 from runner.engine.budget import LEAST_CHUNK, PromptBudget
 from runner.engine.cells import Slot
 from runner.engine.costs import StepCosts
@@ -26,6 +27,7 @@ from runner.engine.memory import KvMemory
 from runner.engine.memory_kind import MemoryKind
 from runner.engine.preempt import Preemption
 from runner.engine.queue import WaitingQueue
+from runner.engine.reservations import growth_victim
 from runner.engine.rows import RowChooser
 from runner.engine.sequence import Sequence
 from runner.engine.slots import SlotPool
@@ -91,11 +93,13 @@ class Scheduler:
         self._to_park: list[str] = []
         self._vocabulary = vocabulary
         self._budget = PromptBudget(self.costs, max_rows=n_batch, target_gap_s=itl_target_s, fixed_rows=prompt_chunk)
-        self._rows = RowChooser(pool, self.costs, self._budget, self._following, stops_before_last=kind.needs_marks)
+        self._rows = RowChooser(self.memory, self.costs, self._budget)
         self._weights = weights
         self._shift_at = shift_at
         self._placed: list[Sequence] = []
         self._solo: deque[int] = deque()
+        # Of this step: those whose cells would not fit the whole pool, and the last of their texts.
+        self._cut_short: list[tuple[Sequence, str]] = []
         self._planned_at = 0.0
 
     @property
@@ -149,9 +153,28 @@ class Scheduler:
         if self.waiting:
             self._place_waiting(now)
             self._preempt(now)
-        memory.serve_followers()
+        memory.serve_followers(now)
+        chunks = self._fitting_chunks(now)
+        return BatchPlan(memory.take_orders(), tuple(chunks), memory.kind.split, memory.n_attended)
+
+    def _fitting_chunks(self, now: float) -> list[Chunk]:
+        """The rows of this step. Where the pool of all slots has no cells for them, sequences are parked until it has.
+
+        Those that have just been placed are not: there was room for them and for the next rows of all others.
+        """
+        chunks = self._chunks()
+        while not self.memory.make_room(sum(len(chunk.tokens) for chunk in chunks), now):
+            if len(self.running) == 1:
+                self._end_at_once(self.running[0], now)
+            else:
+                self._park(growth_victim([sequence for sequence in self.running if sequence not in self._placed]), now)
+            chunks = self._chunks()
+        return chunks
+
+    def _chunks(self) -> list[Chunk]:
         if self._solo:
-            return self._solo_plan()
+            return self._solo_chunks()
+        memory = self.memory
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
@@ -160,12 +183,10 @@ class Scheduler:
             elif not memory.is_held(sequence):
                 prefilling.append(sequence)
         if prefilling and (self._rows.prompt_is_due or not decoding):
-            chunks = self._rows.prompt_chunks(prefilling, decoding)
-        else:
-            if decoding:
-                self._close_a_gap(decoding)
-            chunks = self._rows.decode_chunks(decoding)
-        return BatchPlan(memory.take_orders(), tuple(chunks))
+            return self._rows.prompt_chunks(prefilling, decoding)
+        if decoding:
+            self._close_a_gap(decoding)
+        return self._rows.decode_chunks(decoding)
 
     def take_placed(self) -> list[Sequence]:
         """The sequences that got a slot since the last call: each needs a sampler chain before its first logits."""
@@ -189,7 +210,7 @@ class Scheduler:
                 return
 
     def _place(self, sequence: Sequence, now: float) -> bool:
-        """False where its cells would have to be moved, and enough have been in this step."""
+        """False where its cells would have to be moved, and enough have been in this step, or where there is no room for them."""
         slot = self.memory.place(sequence, now)
         if slot is None:
             return False
@@ -222,12 +243,26 @@ class Scheduler:
 
     def _preempt(self, now: float) -> None:
         """Let those who must not wait have the slots of those who give theirs up. While a refused batch is taken apart, nobody moves."""
-        while not (self.pool.has_free or self._solo) and (first := self.waiting.claimant()) is not None:
-            victim = self._preemption.victim_for(first, self.running, now, spared=self._spared(first))
-            if victim is None or not self.memory.may_move(self.memory.bytes_of(victim)):
+        while not self._solo and (first := self.waiting.claimant()) is not None:
+            victims = self._victims_for(first, now)
+            if not victims or not self.memory.may_move(sum(map(self.memory.bytes_of, victims))):
                 return
-            self._park(victim, now)
-            self._place(first, now)
+            for victim in victims:
+                self._park(victim, now)
+            if not self._place(first, now):
+                return
+
+    def _victims_for(self, first: Sequence, now: float) -> list[Sequence]:
+        """Those whose slots `first` needs, or whose cells of a pool that all share; none where it needs none or they do not suffice."""
+        victims: list[Sequence] = []
+        running, spared = list(self.running), self._spared(first)
+        while not ((victims or self.pool.has_free) and self.memory.has_room_for(first, without=victims)):
+            victim = self._preemption.victim_for(first, running, now, spared=spared)
+            if victim is None:
+                return []
+            victims.append(victim)
+            running.remove(victim)
+        return victims
 
     def _spared(self, first: Sequence) -> list[Sequence]:
         """Those that have only just got their slots or their cells, and those that compute for somebody of the first one's tier."""
@@ -249,7 +284,7 @@ class Scheduler:
         self.waiting.push(sequence)
 
     def _close_a_gap(self, decoding: list[Sequence]) -> None:
-        if len(self.running) == 1:
+        if len(self.running) == 1 or self.memory.kind.split is not Split.ADJACENT:
             return
         busy = {sequence.slot_id for sequence in self.running if sequence.slot_id is not None}
         if max(busy) - min(busy) < len(busy):
@@ -278,18 +313,17 @@ class Scheduler:
             sequence.move_to(State.PREFILL)
             self.memory.script_changed(slot)
 
-    def _solo_plan(self) -> BatchPlan:
+    def _solo_chunks(self) -> list[Chunk]:
         """One chunk alone: some row of a batch was refused, and this finds out whose."""
-        ops = self.memory.take_orders()
         while self._solo:
             sequence = self.pool[self._solo[0]].sequence
             if sequence is None:
                 self._solo.popleft()
             elif sequence.state is State.DECODE:
-                return BatchPlan(ops, (self._rows.decode_chunk(sequence),))
+                return [self._rows.decode_chunk(sequence)]
             else:
-                return BatchPlan(ops, (self._rows.prompt_chunk(sequence, LEAST_CHUNK),))
-        return BatchPlan(ops)
+                return [self._rows.prompt_chunk(sequence, LEAST_CHUNK)]
+        return []
 
     # -- booking -------------------------------------------------------------------------------------------------------
 
@@ -307,7 +341,8 @@ class Scheduler:
 
         `moved_s` of the step's seconds went into its `kv_ops`.
         """
-        result = StepResult()
+        result = StepResult(texts=self._cut_short, ended=[sequence for sequence, _ in self._cut_short])
+        self._cut_short = []
         self._give_up_hopeless(result, now)
         match outcome:
             case Outcome.DONE:
@@ -406,6 +441,11 @@ class Scheduler:
         self.memory.cut(slot, 0)
 
     # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def _end_at_once(self, sequence: Sequence, now: float) -> None:
+        """It has the whole pool, and that is full."""
+        self._cut_short.append((sequence, sequence.cut_short()))
+        self._end(sequence, Reason.LENGTH, now)
 
     def _end(self, sequence: Sequence, reason: Reason, now: float) -> None:
         sequence.reason = reason

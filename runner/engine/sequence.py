@@ -34,7 +34,8 @@ class Sequence:
     fixed when it is first there; `charged` is what its owner was charged for it. `script` are the tokens whose cells must exist before
     it can go on: the prompt and, once it was parked while it decoded, what it had generated; cells of the first `n_kept` of them are in
     host memory while it is parked. `domain` is the trust domain within which cells are shared, `session` what the client calls its
-    conversation; of a stateless one no cells are left at its end. The first `n_keep` tokens stay where its slot is shifted.
+    conversation; of a stateless one no cells are left at its end. The first `n_keep` tokens stay where its slot is shifted. Where all
+    slots take cells from one pool, room for `n_reserved` was made when it got its slot.
     """
 
     request_id: str
@@ -61,6 +62,7 @@ class Sequence:
     n_parks: int = 0
     charged: float = 0.0
     n_kept: int = 0
+    n_reserved: int = 0
     place: tuple[float, int] | None = None
     script: list[int] = field(init=False)
     _utf8: Utf8Assembler = field(default_factory=Utf8Assembler)
@@ -103,6 +105,11 @@ class Sequence:
             self.reason = Reason.LENGTH
             text += self._stops.finish()
         return text
+
+    def cut_short(self) -> str:
+        """End it here, with `length`; returns the text that was held back."""
+        self.reason = Reason.LENGTH
+        return self._stops.finish()
 
     @property
     def n_shown_tokens(self) -> int:

@@ -194,11 +194,18 @@ class LlamaBackend:
                 return True
 
     def _fork(self, source: int, target: int, keep: int) -> bool:
-        """Metadata change at once, K and V with the next decode. Never of a part: between partitioned slots llama.cpp asserts that."""
+        """Metadata change at once, K and V with the next decode. Never of a part: between partitioned slots llama.cpp asserts that.
+
+        Of a shared pool the target gets the cells themselves, so many as it is to keep, and nothing is queued.
+        """
         self._assert_settled(target)
         if self.n_cells(source) < keep:
             self._clear(target)
             return False
+        if self._kind.is_unified:
+            self._clear(target)
+            self._copy_sequence(self._context.memory, source, target, 0, keep)
+            return self._trim(target, keep)
         self._copy_sequence(self._context.memory, source, target, -1, -1)
         self._pending |= {source, target}
         return self._trim(target, keep)

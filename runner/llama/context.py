@@ -15,13 +15,14 @@ _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 
 @dataclass(frozen=True, slots=True)
 class ContextSize:
-    """Slots, tokens a slot, rows a batch, and threads for one row and for many."""
+    """Slots, tokens a slot, rows a batch, threads for one row and for many, and tokens of the pool that all slots share (0: none)."""
 
     n_slots: int
     n_ctx_slot: int
     n_batch: int
     n_threads: int
     n_threads_batch: int
+    n_pool: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,13 @@ class Kernels:
 
 
 class Context:
-    """A llama_context in partitioned mode: each slot has its own region of cells. `close` frees it."""
+    """A llama_context in which each slot has its own region of cells, or all share one pool. `close` frees it."""
 
     def __init__(self, library: Library, model: Model, size: ContextSize, kernels: Kernels) -> None:
         """Allocate. Raises ModelError where llama.cpp cannot."""
         self._api: Any = library.api
         params = self._api.llama_context_default_params()
-        params.n_ctx = size.n_slots * padded(size.n_ctx_slot)
+        params.n_ctx = padded(size.n_pool) if size.n_pool else size.n_slots * padded(size.n_ctx_slot)
         params.n_batch = params.n_ubatch = size.n_batch
         params.n_seq_max = size.n_slots
         # Only one row a slot is ever sampled from: without this bound llama.cpp reserves logits for every row of a batch.
@@ -55,7 +56,7 @@ class Context:
         params.n_threads, params.n_threads_batch = size.n_threads, size.n_threads_batch
         params.flash_attn_type = _FLASH_ATTN[kernels.flash_attn]
         params.type_k, params.type_v = GGML_TYPES[kernels.cache_type_k], GGML_TYPES[kernels.cache_type_v]
-        params.kv_unified = False
+        params.kv_unified = size.n_pool > 0
         params.no_perf = True
         params.swa_full = kernels.swa_full
         self.handle: int = self._api.llama_init_from_model(model.handle, params) or 0

@@ -21,7 +21,7 @@ _SAMPLE_BYTES: Final = 4096
 class StateKey(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decides what the bytes of a state are. The fields are those of llama_context_params as they are in effect.
 
-    `n_streams`: slots in partitioned mode. `rope_*`: frequency base and scale (0: the model's own) and `llama_rope_scaling_type`.
+    `n_streams`: slots in partitioned mode, else 1. `rope_*`: frequency base and scale (0: the model's own) and `llama_rope_scaling_type`.
     `adapters`: one identity each, in the order in which they are applied.
     """
 

@@ -119,9 +119,9 @@ class Engine:
             cache_type_k=info.cache_type_k,
             cache_type_v=info.cache_type_v,
             flash_attn=info.flash_attn,
-            n_streams=info.n_slots,
+            n_streams=1 if info.kv_pool else info.n_slots,
             n_ctx_slot=info.n_ctx_slot,
-            kv_unified=False,
+            kv_unified=info.kv_pool > 0,
             swa_full=info.swa_full,
             rope_freq_base=0.0,
             rope_freq_scale=0.0,
@@ -159,7 +159,9 @@ def load_engine(config: EngineConfig, *, clock: Clock, progress: Callable[[float
     check_cache_types(header.result(), config)
     capacity = _capacity(config, header.result(), model, chosen, n_gpu_layers)
     n_threads = config.n_threads or usable_threads()
-    size = ContextSize(capacity.n_slots, capacity.n_ctx_slot, config.n_batch, n_threads, config.n_threads_batch or n_threads)
+    size = ContextSize(
+        capacity.n_slots, capacity.n_ctx_slot, config.n_batch, n_threads, config.n_threads_batch or n_threads, capacity.n_pool
+    )
     model.vocabulary.begin_scan()
     with WarmHeap(capacity.kv_bytes if n_gpu_layers == 0 else 0, n_threads):
         context = Context(library, model, size, Kernels.of(config))
@@ -239,6 +241,7 @@ def _describe(config: EngineConfig, library: Library, model: Model, chose: _Chos
         cache_type_v=config.cache_type_v,
         swa_full=config.swa_full,
         context_shift=config.context_shift,
+        kv_pool=size.n_pool,
     )
 
 
@@ -252,6 +255,7 @@ def _memory_kind(config: EngineConfig, header: Header, model: Model, size: Conte
         n_swa=cell.n_swa,
         fixed_bytes=fixed_bytes,
         can_be_cut=model.can_be_cut,
+        pool_cells=size.n_pool,
     )
 
 
@@ -292,7 +296,8 @@ def _choose_devices(config: EngineConfig, header: Future[Header], devices: list[
 
 def _layers_that_fit(config: EngineConfig, header: Header, free: int) -> int:
     """-1 (all) where weights, cells and compute buffers fit `free` bytes, else as many layers as do, each with its own cells."""
-    cells = (config.n_slots or DEFAULT_SLOTS) * SlotMemory.of(header, config).n_bytes(config.n_ctx_slot or DEFAULT_CTX)
+    memory = SlotMemory.of(header, config)
+    cells = memory.total_bytes(config.n_slots or DEFAULT_SLOTS, config.n_ctx_slot or memory.default_ctx(DEFAULT_CTX))
     room = free - RESERVE_BYTES
     if config.model.length + cells <= room:
         return -1

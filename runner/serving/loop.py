@@ -308,7 +308,7 @@ class EngineLoop:
         n_waiting, queue = len(scheduler.waiting), self._queue_order()
         host = scheduler.memory.host
         kept = HostState(len(host), host.used_bytes, host.limit_bytes, scheduler.parked_bytes)
-        return Snapshot(slots, n_waiting, counters, longest_step_s, scheduler.n_parked, kept, queue)
+        return Snapshot(slots, n_waiting, counters, longest_step_s, scheduler.n_parked, kept, queue, scheduler.memory.n_used_cells)
 
     def _queue_order(self) -> list[str] | None:
         """Now and then, and once when the queue has become empty."""

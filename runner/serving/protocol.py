@@ -142,6 +142,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     cache_type_v: CacheType = "f16"
     swa_full: bool = False
     context_shift: bool = False
+    kv_pool: int = 0
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="loading"):
@@ -280,6 +281,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     `n_waiting` sequences have no slot, `n_parked` of them had one.
     `queue` are the ids of those without a slot in the order in which they will get one, as far as it can be told (empty where they are
     too many); None: as it was said last.
+    Of `n_used_cells` those that several slots share count once.
     `longest_step_s` is what the slowest step should take: the front ends an engine that is silent for ten times as long.
     """
 
@@ -290,6 +292,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     n_parked: int = 0
     host: HostState = HostState()
     queue: list[str] | None = None
+    n_used_cells: int = 0
 
 
 class StepEvents(msgspec.Struct, tag="step"):

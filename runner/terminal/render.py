@@ -122,16 +122,17 @@ def chosen_lines(info: ModelInfo) -> list[str]:
         threads += f" ({info.n_threads_batch} for prompts)"
     lines = [
         f"{info.name}: {info.description}, loaded in {info.load_s:.2f} s",
-        f"{counted(info.n_slots, 'slot')} x {info.n_ctx_slot:,} tokens, {kv_text(info.kv_bytes, info)}, {threads}",
+        f"{counted(info.n_slots, 'slot')} x {info.n_ctx_slot:,} tokens, {kv_text(info.kv_bytes, info, info.kv_pool)}, {threads}",
         f"{_device(info)}, CPU library {info.cpu_library}",
     ]
     return lines + info.notes
 
 
-def kv_text(n_bytes: int, types: ModelInfo | EngineConfig) -> str:
-    """What the cells take, and of which types they are."""
+def kv_text(n_bytes: int, types: ModelInfo | EngineConfig, n_pool: int = 0) -> str:
+    """What the cells take, of which types they are, and how many tokens the pool holds that all slots share (0: there is none)."""
     windows = ", windows kept in full" if types.swa_full else ""
-    return f"KV cache {n_bytes / MIB:,.0f} MiB (K {types.cache_type_k}, V {types.cache_type_v}{windows})"
+    pool = f", one pool of {n_pool:,} tokens" if n_pool else ""
+    return f"KV cache {n_bytes / MIB:,.0f} MiB (K {types.cache_type_k}, V {types.cache_type_v}{windows}{pool})"
 
 
 def _device(info: ModelInfo) -> str:

@@ -72,7 +72,8 @@ async def metrics(wire: Wire) -> dict[str, float]:
 
 
 async def test_metrics_follow_ends_and_snapshots(wire: Wire, engine: FakeEngineClient) -> None:
-    engine.snapshot = Snapshot([SlotState(0, "decode", "r", 1024, 10, 4, 10)], 3, Counters(n_steps=5, n_passes=7, decode_s=1.5), 0.1)
+    counters = Counters(n_steps=5, n_passes=7, decode_s=1.5)
+    engine.snapshot = Snapshot([SlotState(0, "decode", "r", 1024, 10, 4, 10)], 3, counters, 0.1, n_used_cells=1024)
     engine.n_restarts = 2
     await wire.chat()
     engine.enqueue(Reply(refuse=ContextLengthExceeded("too long")))

@@ -4,6 +4,7 @@ The "model" is a function of the tokens alone: the next token is a hash of every
 were mixed up with another's, cut wrongly or computed twice gives another answer, and a test that compares texts sees it.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -69,7 +70,8 @@ class FakeBackend:
     A fork moves its cells at the next decode only, as llama.cpp's does, and so does a shift: what must not touch them until then fails.
     Shifted cells may change places whole; to save, copy or mark them fails, for they are not what their tokens would give anew.
     With a window only its last cells are there once they were computed (`slack` more than it needs); with `can_be_cut` False a slot is
-    one state that has no past.
+    one state that has no past. With a pool of cells a fork holds the same cells at once, each is free when nobody holds it, and a batch
+    that needs more than are free changes nothing (`n_no_room` counts these).
     """
 
     def __init__(self, n_slots: int, *, n_batch: int = 64, n_ctx: int = 512, kind: MemoryKind | None = None, slack: int = 0) -> None:
@@ -82,6 +84,7 @@ class FakeBackend:
         self.pending: list[tuple[int, int]] = []
         self.plans: list[BatchPlan] = []
         self.ops: list[KvOp] = []
+        self.n_no_room = 0
         self.refuse: Callable[[KvOp], bool] = lambda op: False
         self.outcome: Callable[[BatchPlan], Outcome] = lambda plan: Outcome.DONE
         self.domain_of: Callable[[int], str] = lambda slot_id: ""
@@ -104,6 +107,13 @@ class FakeBackend:
                 self.samplers[a], self.samplers[b] = self.samplers[b], self.samplers[a]
                 self._loaded(a)
                 self._loaded(b)
+            case Fork(source, target, keep) if self._kind.is_unified:
+                assert source != target
+                assert self._kind.n_swa == 0, "window cells of two slots are never free again"
+                assert self._kind.can_be_cut or keep == len(self.cells[source]), "a state is its end's"
+                is_done = not is_refused and keep <= len(self.cells[source])
+                self.cells[target] = self.cells[source][:keep] if is_done else []
+                return is_done
             case Fork(source, target, keep):
                 self._assert_settled(target)
                 self._assert_shareable(source)
@@ -116,9 +126,8 @@ class FakeBackend:
                 self._assert_settled(source, target)
                 self._assert_shareable(source)
                 assert source != target
-                self.cells[target] = list(self.cells[source])
-                self._loaded(target)
-                return self._cut(target, 0 if is_refused else keep, is_refused=is_refused)
+                is_done = self._restore(target, self.cells[source])
+                return self._cut(target, 0 if is_refused else keep, is_refused=is_refused) and is_done
             case Save(slot_id, state_id):
                 self._assert_settled(slot_id)
                 self._assert_shareable(slot_id)
@@ -128,9 +137,7 @@ class FakeBackend:
             case Load(state_id, slot_id):
                 self._assert_settled(slot_id)
                 state = None if is_refused else self.states.get(state_id)
-                self.cells[slot_id] = list(state or ())
-                self._loaded(slot_id)
-                return state is not None
+                return self._restore(slot_id, state or ()) and state is not None
             case Checkpoint(slot_id, state_id):
                 self._assert_settled(slot_id)
                 self._assert_shareable(slot_id)
@@ -143,7 +150,7 @@ class FakeBackend:
                     self.cells[slot_id] = []
                     return False
                 assert state == self.cells[slot_id][:keep], "a checkpoint of other tokens"
-                self.cells[slot_id] = list(state)
+                del self.cells[slot_id][keep:]
                 self._loaded(slot_id)
             case Shift(slot_id, keep, discard):
                 self._assert_settled(slot_id)
@@ -183,6 +190,21 @@ class FakeBackend:
         self.oldest[slot_id] = min(self.oldest[slot_id], len(cells))
         return not is_refused
 
+    def _restore(self, slot_id: int, state: Iterable[Cell]) -> bool:
+        """Into cells of its own; where there are too few the slot is empty."""
+        self.cells[slot_id] = []
+        found = [Cell(cell, cell.domain, is_shifted=cell.is_shifted) for cell in state]
+        if len(found) <= self.n_free:
+            self.cells[slot_id] = found
+        self._loaded(slot_id)
+        return len(self.cells[slot_id]) == len(found)
+
+    @property
+    def n_free(self) -> float:
+        """Cells of the pool that nobody holds."""
+        pool_cells = self._kind.pool_cells or math.inf
+        return pool_cells - len({id(cell) for cells in self.cells for cell in cells})
+
     def _loaded(self, slot_id: int) -> None:
         self.oldest[slot_id] = self._kind.oldest_saved(len(self.cells[slot_id]))
 
@@ -193,6 +215,9 @@ class FakeBackend:
         ids = [chunk.slot_id for chunk in plan.chunks]
         assert ids == sorted(set(ids)), "rows in ascending slot id, one chunk a slot"
         outcome = self.outcome(plan)
+        if outcome is Outcome.DONE and plan.n_rows > self.n_free:
+            outcome = Outcome.NO_ROOM
+            self.n_no_room += 1
         if outcome is Outcome.DONE:
             self.pending.clear()
         if outcome is Outcome.BROKEN:
@@ -259,6 +284,7 @@ class Rig:
         oldest = self.backend.oldest.__getitem__
         self.scheduler = Scheduler(self.pool, Letters(), weights, n_batch=n_batch, itl_target_s=0.25, kind=kind, oldest=oldest, **options)
         self.memory = self.scheduler.memory
+        self.memory.placer.least_saved_s = 0.0  # a step takes no time here
         self.backend.domain_of = lambda slot_id: self.pool[slot_id].domain
         self.now = 0.0
         self.tokens: dict[str, list[int]] = {}
@@ -330,6 +356,10 @@ class Rig:
         assert set(backend.chains) - dropped == {sequence.request_id for sequence in parked}
         assert self.scheduler.n_parked == len(parked)
         self.check_host(parked)
+        if memory.cells is not None:
+            n_used = len({id(cell) for slot in self.pool.slots for cell in self.ordered(slot.slot_id)})
+            assert memory.cells.n_used == n_used <= memory.cells.n_cells
+            assert backend.n_no_room == 0
 
     def ordered(self, slot_id: int) -> list[Cell]:
         """A slot's cells once what is ordered will have been done."""

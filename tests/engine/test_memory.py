@@ -416,3 +416,11 @@ def test_what_a_stop_string_hid_is_cut_while_it_can_be() -> None:
     again = ask(rig, [*first, *answer(first, n_shown), 9, 9, 9])
     assert again.n_cached == 200 + n_shown
     assert rig.failed == []
+
+
+def test_what_is_computed_again_in_no_time_is_not_saved() -> None:
+    rig = Rig(1)
+    rig.memory.placer.least_saved_s = 0.2
+    ask(rig, prompt(100, 1))
+    ask(rig, prompt(100, 2))
+    assert moved(rig) == []

@@ -343,6 +343,10 @@ KINDS = {
     "a window": MemoryKind(1, slot_cells=512, window_cell_bytes=2, n_swa=24),
     "a recurrent state": MemoryKind(0, slot_cells=512, fixed_bytes=7, can_be_cut=False),
     "a hybrid": MemoryKind(1, slot_cells=16, fixed_bytes=7, can_be_cut=False),
+    "one pool": MemoryKind(1, slot_cells=512, pool_cells=130),
+    "one large pool": MemoryKind(1, slot_cells=512, pool_cells=400),
+    "one pool for windows": MemoryKind(1, slot_cells=512, window_cell_bytes=2, n_swa=24, pool_cells=150),
+    "one pool for hybrids": MemoryKind(1, slot_cells=16, fixed_bytes=7, can_be_cut=False, pool_cells=150),
 }
 
 

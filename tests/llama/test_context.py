@@ -34,7 +34,8 @@ class Allocator:
         assert config.n_slots is not None
         assert config.n_ctx_slot is not None
         self.log.kv_mib = 0.0
-        size = ContextSize(config.n_slots, config.n_ctx_slot, config.n_batch, 1, 1)
+        n_pool = SlotMemory.of(read_header(config.model), config).pool_tokens(config.n_slots, config.n_ctx_slot)
+        size = ContextSize(config.n_slots, config.n_ctx_slot, config.n_batch, 1, 1, n_pool)
         Context(self.library, self.model, size, Kernels.of(config)).close()
         return self.log.kv_mib
 
@@ -56,7 +57,7 @@ def gemma3_cells(gemma3_path: Path) -> Iterator[Allocator]:
 def expected_mib(config: EngineConfig) -> float:
     assert config.n_slots is not None
     assert config.n_ctx_slot is not None
-    return config.n_slots * SlotMemory.of(read_header(config.model), config).n_bytes(config.n_ctx_slot) / MIB
+    return SlotMemory.of(read_header(config.model), config).total_bytes(config.n_slots, config.n_ctx_slot) / MIB
 
 
 @pytest.mark.parametrize(("type_k", "type_v"), PAIRS)
@@ -77,6 +78,12 @@ def test_sliding_windows(gemma3_cells: Allocator, type_k: CacheType, type_v: Cac
 )
 def test_sliding_windows_of_all_sizes(gemma3_cells: Allocator, n_slots: int, n_ctx: int, n_batch: int) -> None:
     config = msgspec.structs.replace(gemma3_cells.config, n_slots=n_slots, n_ctx_slot=n_ctx, n_batch=n_batch)
+    assert gemma3_cells.mib(config) == pytest.approx(expected_mib(config), abs=0.02)
+
+
+@pytest.mark.parametrize(("n_slots", "n_ctx", "pool"), [(4, 1000, None), (8, 1000, 1500), (2, 3000, None), (3, 256, 300)])
+def test_a_pool_that_all_slots_share(gemma3_cells: Allocator, n_slots: int, n_ctx: int, pool: int | None) -> None:
+    config = msgspec.structs.replace(gemma3_cells.config, n_slots=n_slots, n_ctx_slot=n_ctx, kv="unified", kv_pool=pool)
     assert gemma3_cells.mib(config) == pytest.approx(expected_mib(config), abs=0.02)
 
 

@@ -32,6 +32,7 @@ class DiskRig(Rig):
         )
         self.engine = load_engine(config, clock=time.monotonic, progress=lambda fraction: None)
         self.engine.scheduler.costs.learn_move = lambda n_bytes, seconds: None  # type: ignore[method-assign]
+        self.engine.scheduler.memory.placer.least_saved_s = 0.0
         self.loop = self.engine.make_loop(self.hear)
         self.history: list[int] = []
         self._n = 0

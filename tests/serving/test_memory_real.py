@@ -45,6 +45,7 @@ class Rig:
         )
         # These models compute a token as quickly as they copy it; one that is of use does not.
         self.engine.scheduler.costs.learn_move = lambda n_bytes, seconds: None  # type: ignore[method-assign]
+        self.engine.scheduler.memory.placer.least_saved_s = 0.0
         self.ops: list[KvOp] = []
         apply = self.engine.backend.apply
         self.engine.backend.apply = lambda ops: (self.ops.extend(ops := list(ops)), apply(ops))[1]  # type: ignore[method-assign, func-returns-value]
@@ -201,4 +202,30 @@ def test_a_prompt_that_is_sent_again_shorter_or_other_at_its_end(path: Path, fre
     tally.check()
     if not rig.engine.scheduler.memory.kind.can_be_cut:
         assert rig.used(Checkpoint, Rewind)
+    rig.engine.backend.close()
+
+
+def counting(rig: Rig, text: str) -> list[int]:
+    """Tokens of a text that a model goes on with in only one way."""
+    vocabulary = rig.engine.preparer._vocabulary
+    return vocabulary.with_bos(vocabulary.tokenize(text, parse_special=False))
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["in its slot", "from host memory"])
+def test_a_gemma_chat_that_was_cut_by_a_stop_string_computes_few_tokens(gemma3_path: Path, *, away: bool) -> None:
+    """Longer than the window of 512, and cut by more than the one token that a saved window can be cut by."""
+    rig = Rig(gemma3_path, n_slots=1, n_ctx=2048, n_batch=256, host_mib=512)
+    text = ", ".join(map(str, range(100, 260))) + ","
+    asked = rig.ask(counting(rig, text), 60, stop=(" 268, 269, 270",))
+    rig.run(asked)
+    if away:
+        rig.run(rig.ask(counting(rig, "One two three. " * 20), 2))
+    again = rig.ask(counting(rig, f"{text} 260, 261, 262, 263, 264, 265, 266, 267, 268, 269, 270, 271,"), 8)
+    rig.run(again)
+    assert len(again.prompt) > 700
+    assert len(again.prompt) - again.n_cached < 100
+    assert rig.used(Load) == away
+    fresh = rig.ask(again.prompt, 8, reuse=False)
+    rig.run(fresh)
+    assert fresh.pending == again.pending
     rig.engine.backend.close()
