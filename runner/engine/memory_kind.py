@@ -33,7 +33,7 @@ class MemoryKind:
         """Whether several slots may hold the same cells: at once, and without a byte moved.
 
         Never those of a window: llama.cpp reuses its cells behind the window only where one slot alone holds them, and with none left
-        the next batch has no room (llama-kv-cache-iswa.cpp; tests/llama/test_memory_contract.py).
+        the next batch has no room (llama-kv-cache-iswa.cpp; tests/llama/test_unified_contract.py).
         """
         return self.is_unified and self.n_swa == 0
 

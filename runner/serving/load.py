@@ -45,6 +45,8 @@ Clock = Callable[[], float]
 _SLOWEST_BYTES_PER_S = 500e6
 _KV_LINE = re.compile(r"KV buffer size\s*=\s*([\d.]+) MiB")
 _FLASH_ATTN_LINE = re.compile(r"Flash Attention (enabled|not supported)")
+# Whether a slot holds more than the model was trained on is said by choose_capacity; llama.cpp says it of a whole pool too.
+_CTX_LINE = "possible training context overflow"
 _PROGRESS_STEP = 0.02
 # Of the memory that is free at the start, what the cells of parked sequences may take.
 _PARKED_SHARE = 0.25
@@ -64,7 +66,7 @@ class NativeLog:
             self.kv_mib += float(match[1])
         if match := _FLASH_ATTN_LINE.search(text):
             self.flash_attn = match[1] == "enabled"
-        if level in (LOG_WARN, LOG_ERROR) and text:
+        if level in (LOG_WARN, LOG_ERROR) and text and _CTX_LINE not in text:
             sys.stderr.write(text + "\n")
 
 

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 
+import msgspec
 import pytest
 
 from runner.api.metrics import ENGINE_COUNTERS
@@ -12,7 +13,7 @@ from runner.errors import ContextLengthExceeded
 from runner.serving.protocol import Counters, SlotState, Snapshot
 from tests.api.test_guard import serving
 from tests.api.wire import CHAT, COMPLETIONS, HELLO, Wire
-from tests.fakes import FakeEngineClient, Reply
+from tests.fakes import FakeEngineClient, Reply, model_info
 
 SECRET = "a-text-that-no-log-may-hold"
 
@@ -69,6 +70,13 @@ async def metrics(wire: Wire) -> dict[str, float]:
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = [line for line in reply.body.decode().splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+async def test_cells_of_a_pool_count_once_whoever_shares_them(wire: Wire, engine: FakeEngineClient) -> None:
+    engine.info = msgspec.structs.replace(model_info(), kv_pool=1000)
+    slots = [SlotState(slot_id, "decode", "r", 400, 10, 4, 10) for slot_id in range(4)]
+    engine.snapshot = Snapshot(slots, 0, Counters(), 0.1, n_used_cells=500)
+    assert (await metrics(wire))["slotfile_kv_cache_usage_perc"] == 0.5
 
 
 async def test_metrics_follow_ends_and_snapshots(wire: Wire, engine: FakeEngineClient) -> None:

@@ -111,6 +111,8 @@ def test_info_counts_the_cells_of_the_slots_and_types_that_are_asked_for(model: 
         "bytes_per_token": 288,
         "bytes": 8 * 1024 * 288,
     }
+    pool = json.loads(CliRunner().invoke(info, [str(model), "--json", *options, "--kv", "unified", "--kv-pool", "1500"]).stdout)
+    assert pool["kv_cache"] == {**shown["kv_cache"], "tokens_of_pool": 1500, "bytes": 1536 * 288}
     assert "no multiple of 32" in failure_of(CliRunner().invoke(info, [str(model), "--cache-type-k", "q8_0"]))
 
 

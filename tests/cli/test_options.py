@@ -61,6 +61,12 @@ def test_defaults_leave_the_choice_to_the_engine() -> None:
     assert configs() == (expected, ServerConfig())
 
 
+def test_pool_reaches_its_config() -> None:
+    assert configs("--kv", "unified", "--kv-pool", "3000")[0] == EngineConfig(
+        model=FILE, model_name="tiny", chat_template="the manifest's template", kv="unified", kv_pool=3000
+    )
+
+
 def test_every_setting_reaches_its_config(tmp_path: Path) -> None:
     template, keys = tmp_path / "template.jinja", tmp_path / "keys"
     template.write_text("{{ messages }}", encoding="utf-8")

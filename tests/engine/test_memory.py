@@ -178,6 +178,21 @@ def test_a_leader_keeps_its_slot_while_a_better_tier_follows() -> None:
     assert_all_answered(rig)
 
 
+def test_a_parked_one_that_follows_computes_the_last_of_its_tokens_itself() -> None:
+    """It has a token to go on with, so all that it needs may be another's prompt."""
+    rig = Rig(2, n_batch=32, kv_host_bytes=0)
+    parked = rig.add(prompt(100, 1), max_tokens=30, tier=Tier.LOW)
+    while parked.n_generated < 5:
+        rig.step()
+    leader = rig.add([*prompt(100, 1), *answer(prompt(100, 1), 5), *prompt(100, 2)], max_tokens=5, cache_prompt=False)
+    rig.add(prompt(3, 4), max_tokens=1)
+    while not rig.memory.following.is_waiting(parked):
+        rig.step()
+    assert (parked.n_parks, leader.state) == (1, State.PREFILL)
+    rig.run()
+    assert_all_answered(rig)
+
+
 def test_two_that_would_follow_each_other_do_not_wait_for_ever() -> None:
     """The first one's cells are lost while the second follows it; what the first begins with is the second's by then."""
     rig = Rig(3, n_batch=32)

@@ -30,9 +30,12 @@ MEMORIES = ("smollm2_path", "window_path", "recurrent_path", "hybrid_path")
 class Rig:
     """An engine in this process that is stepped by the test and looks at its cells after each step."""
 
-    def __init__(self, path: Path, *, n_slots: int, n_ctx: int = N_CTX, n_batch: int = 64, host_mib: int = 64) -> None:
+    def __init__(
+        self, path: Path, *, n_slots: int, n_ctx: int = N_CTX, n_batch: int = 64, host_mib: int = 64, pool: int | None = None
+    ) -> None:
+        """With a `pool` all slots share the cells of so many tokens."""
         config = engine_config(path, n_slots=n_slots, n_ctx_slot=n_ctx, n_batch=n_batch)
-        config = msgspec.structs.replace(config, n_threads=1, kv_host_mib=host_mib)
+        config = msgspec.structs.replace(config, n_threads=1, kv_host_mib=host_mib, kv_pool=pool, kv="unified" if pool else "partitioned")
         self.engine: Engine = load_engine(config, clock=time.monotonic, progress=lambda fraction: None)
         self.loop = EngineLoop(
             self.engine.scheduler,

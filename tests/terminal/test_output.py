@@ -112,3 +112,4 @@ def test_what_was_chosen_is_three_lines_and_the_notes() -> None:
 def test_types_of_keys_and_values_and_full_windows_are_named() -> None:
     info = msgspec.structs.replace(model_info(), cache_type_k="q8_0", cache_type_v="q4_0", swa_full=True)
     assert kv_text(3 << 20, info) == "KV cache 3 MiB (K q8_0, V q4_0, windows kept in full)"
+    assert kv_text(3 << 20, info, 5000) == "KV cache 3 MiB (K q8_0, V q4_0, windows kept in full, one pool of 5,000 tokens)"
