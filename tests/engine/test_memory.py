@@ -185,7 +185,7 @@ def test_a_parked_one_that_follows_computes_the_last_of_its_tokens_itself() -> N
     while parked.n_generated < 5:
         rig.step()
     leader = rig.add([*prompt(100, 1), *answer(prompt(100, 1), 5), *prompt(100, 2)], max_tokens=5, cache_prompt=False)
-    rig.add(prompt(3, 4), max_tokens=1)
+    rig.add(prompt(3, 4), max_tokens=1, tier=Tier.HIGH)
     while not rig.memory.following.is_waiting(parked):
         rig.step()
     assert (parked.n_parks, leader.state) == (1, State.PREFILL)

@@ -44,6 +44,9 @@ class Pool(Slots):
     def __init__(self, loaded: LoadedModel, n_slots: int = 3, n_batch: int = 512) -> None:
         super().__init__(loaded, ContextSize(n_slots, N_POOL, n_batch, 2, 2, N_POOL), Kernels())
 
+    def __enter__(self) -> "Pool":
+        return self
+
     def share(self, source: int, target: int, keep: int) -> None:
         """seq_cp of the first `keep` cells."""
         self.api.llama_memory_seq_cp(self._context.memory, source, target, 0, keep)
