@@ -40,8 +40,10 @@ def test_answer_goes_on_as_with_cells_of_its_own(
         (
             ("--context-shift",),
             [
-                "Error: --context-shift cannot be used with --kv unified: "
-                "cells that slots share cannot change their positions for one of them",
+                (
+                    "Error: --context-shift cannot be used with --kv unified: "
+                    "cells that slots share cannot change their positions for one of them"
+                ),
                 "hint: no --context-shift, or --kv partitioned",
             ],
         ),
