@@ -4,7 +4,7 @@ shared_prefix       8 clients at once under one system prompt of 700 words, new 
 chat                6 turns of 24 tokens over a context of 700 words; the client keeps a text of its own as each answer: median TTFT of the
                     turns 2 to 6
 turn_tokens         the same with the server's answers: the later turn that computed most, against the tokens that were new
-template_prefix     8 texts without a template have filled the slots; then 8 clients at once, 64 tokens each, no system message: all that they
+template_prefix     texts without a template have filled the slots; then 8 clients at once, 64 tokens each, no system message: all that they
                     share is what the chat template puts first: tokens/s
 back                4 turns over 850 words, then 20 others with 300 words each, 4 at a time, then a fifth turn: its TTFT, against the turns
                     2 to 4
