@@ -156,11 +156,12 @@ class EngineLoop:
         now = self._clock()
         self._count(plan)
         self._collect(self._scheduler.commit(plan, outcome, sampled, now, cells, moved_s=moved_s))
-        if self._checks_each_step or (plan.chunks and not self._scheduler.has_work):
-            self._check_cells(now)
         self._send(now)
         if plan.chunks:
             self.totals.busy_s += self._clock() - started
+        if self._checks_each_step or (plan.chunks and not self._scheduler.has_work):
+            # After what this step brought is on its way: nobody waits for this.
+            self._check_cells(now)
         if not self._scheduler.has_work:
             self._wait_for_work()
 
@@ -175,6 +176,7 @@ class EngineLoop:
                 self.totals.n_violations += 1
                 sys.stderr.write(f"Slot {slot.slot_id} is emptied: {why}\n")
                 self._collect(self._scheduler.condemn(slot.slot_id, f"The slot's cells are damaged: {why}", now))
+                self._send(now)
 
     # -- in ------------------------------------------------------------------------------------------------------------
 

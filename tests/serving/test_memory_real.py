@@ -208,6 +208,37 @@ def test_a_prompt_that_is_sent_again_shorter_or_other_at_its_end(path: Path, fre
     rig.engine.backend.close()
 
 
+class TolerantRig(Rig):
+    """One that keeps what fails."""
+
+    def hear(self, events: StepEvents) -> None:
+        """Also what may not happen."""
+        self.failed = [*getattr(self, "failed", []), *events.failed]
+
+
+def test_cells_that_are_not_what_they_should_be_cost_one_request(window_path: Path) -> None:
+    """Somebody has taken cells of one slot away: its request ends with an error, the other's answer is that of a fresh slot."""
+    rig = TolerantRig(window_path, n_slots=2)
+    asked = [rig.ask(prompt(40, seed), 12) for seed in (1, 2)]
+    while not all(sequence.n_generated > 3 for sequence in asked):
+        rig.loop.step()
+    victim, other = asked
+    assert victim.slot_id is not None
+    backend = rig.engine.backend
+    backend._remove(backend._context.memory, victim.slot_id, 20, -1)
+    rig.loop.step()
+    assert [failed.request_id for failed in rig.failed] == [victim.request_id]
+    assert rig.loop.totals.n_violations == 1
+    rig.run(other)
+    fresh = rig.ask(other.prompt, 12, reuse=False)
+    rig.run(fresh)
+    assert fresh.pending == other.pending
+    again = rig.ask(victim.prompt, 12)
+    rig.run(again)
+    assert again.n_cached == 0
+    rig.engine.backend.close()
+
+
 def counting(rig: Rig, text: str) -> list[int]:
     """Tokens of a text that a model goes on with in only one way."""
     vocabulary = rig.engine.preparer._vocabulary
