@@ -121,7 +121,7 @@ class EngineLoop:
         self._clock, self._emit, self._native = clock, emit, native
         self._first_guess_s, self._checks_each_step = first_guess_s, checks_each_step
         self.disk: Disk | None = None
-        self._is_over = False
+        self.is_over = False
         self._events = _no_events()
         self._snapshot_at = self._queue_at = 0.0
         self._had_queue = False
@@ -131,7 +131,7 @@ class EngineLoop:
         """Step until the front says that it is enough; mostly the process ends with the front's own end."""
         # Before the first step, which may be the longest: the front learns what to expect of it.
         self._emit(StepEvents(snapshot=self._snapshot()))
-        while not self._is_over:
+        while not self.is_over:
             self.step()
 
     def step(self) -> None:
@@ -202,7 +202,7 @@ class EngineLoop:
             case Flush():
                 if self.disk is not None:
                     self.disk.close(FLUSH_S)
-                self._is_over = True
+                self.is_over = True
 
     def _add(self, prepared: Prepared) -> None:
         self._scheduler.add(prepared.sequence)

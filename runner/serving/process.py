@@ -198,6 +198,7 @@ def _serve(engine: Engine, loop: EngineLoop, reader: Reader, writer: Writer) -> 
     gc.enable()
     writer.put(Ready(engine.info))
     loop.run()
+    assert loop.is_over, "the decode loop has ended"
     writer.finish()
     os._exit(0)
 
